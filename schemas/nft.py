@@ -1,0 +1,94 @@
+"""The nftables vocabulary of a plan: sets, maps, elements, chains and rules, as values.
+
+All tables are family ``inet``. A rule is a sequence of statements, read from left to right; a selector is named as nft names it.
+Engines render the same values to text or to netlink; nothing here is text that only one of them understands.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+_VALUE = {"frozen": True, "rename": "camel", "omit_defaults": True, "tag_field": "kind"}
+
+Hook = Literal["prerouting", "input", "forward", "output", "postrouting"]
+ChainType = Literal["filter", "nat", "route"]
+DataType = Literal["ipv4_addr", "ifname", "verdict", "inet_service", "mark"]
+Selector = Literal[
+    "ip saddr",
+    "ip daddr",
+    "iifname",
+    "oifname",
+    "meta mark",
+    "meta nfproto",
+    "meta l4proto",
+    "udp dport",
+    "tcp flags & (syn | rst)",
+    "ct state",
+    "fib saddr type",
+    "fib daddr type",
+    "fib saddr . mark . iif oif",
+    "fib saddr . mark oifname",
+]
+
+
+class Match(Struct, **_VALUE, tag="match"):  # type: ignore[call-arg]
+    """Go on with the rule only if the selector, under `mask`, is (or with `op` ``!=`` is not) one of `values`.
+
+    A value is an address, a prefix, a name (``*`` at the end matches any rest), a number in decimal or hexadecimal, a
+    range ``a-b``, a keyword of the selector's type, or ``@set``. Several values are an anonymous set.
+    """
+
+    selector: Selector
+    values: tuple[str, ...]
+    op: Literal["==", "!="] = "=="
+    mask: int | None = None
+
+
+class Counter(Struct, **_VALUE, tag="counter"):  # type: ignore[call-arg]
+    """Count packets and bytes that get here. The counts are no part of the state."""
+
+
+class Verdict(Struct, **_VALUE, tag="verdict"):  # type: ignore[call-arg]
+    """End the rule: accept, drop, return, or jump to the chain `target` of the same table."""
+
+    verdict: Literal["accept", "drop", "return", "jump"]
+    target: str = ""
+
+
+class VerdictMap(Struct, **_VALUE, tag="vmap"):  # type: ignore[call-arg]
+    """Look the selector up in a map whose values are verdicts."""
+
+    selector: Selector
+    map: str
+
+
+class SetMark(Struct, **_VALUE, tag="mark"):  # type: ignore[call-arg]
+    """Write `value` into the bits of `mask` of the packet's mark and leave the other bits alone."""
+
+    value: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
+    mask: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
+
+
+class Nat(Struct, **_VALUE, tag="nat"):  # type: ignore[call-arg]
+    """Translate the source (snat) or destination (dnat) address by looking the address itself up in `map`.
+
+    With `prefix`, the map's values are prefixes as long as its keys, and the host part is kept.
+    """
+
+    nat: Literal["snat", "dnat"]
+    map: str
+    prefix: bool = True
+
+
+class Notrack(Struct, **_VALUE, tag="notrack"):  # type: ignore[call-arg]
+    """Keep the packet out of connection tracking."""
+
+
+class ClampMss(Struct, **_VALUE, tag="mss"):  # type: ignore[call-arg]
+    """Lower the TCP maximum segment size to what the route's MTU allows."""
+
+
+Statement = Match | Counter | Verdict | VerdictMap | SetMark | Nat | Notrack | ClampMss
+Rule = tuple[Statement, ...]

@@ -1,0 +1,345 @@
+"""Plans: what one host's kernel must hold, as units of keyed objects, and the differences between two plans.
+
+An object's `key` is what the kernel keys it by: two objects with one key cannot both exist. `layer` says which part of the kernel
+it lives in. Objects are values; equality is equality of what the kernel should hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from schemas import codec
+from schemas.nft import ChainType, DataType, Hook, Rule
+from schemas.values import Address, Endpoint, Key, Mac, Name, Prefix
+
+_VALUE = {"frozen": True, "rename": "camel", "omit_defaults": True, "tag_field": "kind"}
+
+OWN_PROTOCOL = 77
+"""Protocol number of every route and rule that is ours."""
+OWN_TABLE_PREFIX = "meshmark."
+"""Every nftables table that is ours is in family inet and begins so; nothing else is ever listed."""
+OWN_ALIAS = "meshmark"
+"""Interface alias (IFLA_IFALIAS) of every link that is ours."""
+MAIN_TABLE = 254
+GUARD_METRIC = 4278198272
+"""Metric of routes that only stand in when nothing better does: any other route wins."""
+
+
+class Sysctl(Struct, **_VALUE, tag="sysctl"):  # type: ignore[call-arg]
+    """One file under /proc/sys, named with slashes (``net/ipv4/ip_forward``). The old value is kept and given back."""
+
+    name: str
+    value: str
+
+    layer = "sysctl"
+
+    @property
+    def key(self) -> str:
+        return f"sysctl {self.name}"
+
+
+class VxlanLink(Struct, **_VALUE, tag="vxlan"):  # type: ignore[call-arg]
+    """A point-to-point VXLAN device from `local` to `remote`, UDP port `port`, without learning. `mtu` in bytes."""
+
+    name: str
+    vni: int
+    local: Address
+    remote: Address
+    mac: Mac
+    mtu: int
+    port: int = 4789
+
+    layer = "link"
+
+    @property
+    def key(self) -> str:
+        return f"link {self.name}"
+
+
+class WireguardLink(Struct, **_VALUE, tag="wireguard"):  # type: ignore[call-arg]
+    """A WireGuard device with the host's private key. `public_key` is the one the planner knows, if any."""
+
+    name: str
+    listen_port: int
+    mtu: int
+    public_key: Key | None = None
+
+    layer = "link"
+
+    @property
+    def key(self) -> str:
+        return f"link {self.name}"
+
+
+class WireguardPeer(Struct, **_VALUE, tag="peer"):  # type: ignore[call-arg]
+    """A peer of a WireGuard device. An `endpoint` that the device learned later is not a difference."""
+
+    link: str
+    public_key: Key
+    endpoint: Endpoint
+    allowed_ips: tuple[Prefix, ...]
+    keepalive_seconds: int = 0
+
+    layer = "wireguard"
+
+    @property
+    def key(self) -> str:
+        return f"peer {self.link} {self.public_key}"
+
+
+class LinkAddress(Struct, **_VALUE, tag="address"):  # type: ignore[call-arg]
+    """An address with its prefix length on one of our links."""
+
+    link: str
+    address: Address
+    length: int
+
+    layer = "address"
+
+    @property
+    def key(self) -> str:
+        return f"address {self.link} {self.address}/{self.length}"
+
+
+class NextHop(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Where a route goes: out of `link`, to the neighbour `via` if given. A hop of weight 3 gets three times the flows of weight 1."""
+
+    link: str
+    via: Address | None = None
+    onlink: bool = False
+    weight: int = 1
+
+
+class Route(Struct, **_VALUE, tag="route"):  # type: ignore[call-arg]
+    """An IPv4 route. `hops` is empty for every type but unicast."""
+
+    table: int
+    prefix: Prefix
+    type: Literal["unicast", "unreachable", "blackhole", "throw"] = "unicast"
+    metric: int = 0
+    hops: tuple[NextHop, ...] = ()
+
+    layer = "route"
+
+    @property
+    def key(self) -> str:
+        return f"route {self.table} {self.prefix} {self.metric}"
+
+    @property
+    def is_guard(self) -> bool:
+        """True for a route that fails closed: it stands in for routes that are not there."""
+        return self.type == "unreachable" and self.metric == GUARD_METRIC
+
+
+class PolicyRule(Struct, **_VALUE, tag="rule"):  # type: ignore[call-arg]
+    """An IPv4 policy rule: packets that match all that is given look `table` up."""
+
+    priority: int
+    table: int
+    fwmark: int = 0
+    mask: int = 0
+    iif: str = ""
+    to: Prefix | None = None
+
+    layer = "rule"
+
+    @property
+    def key(self) -> str:
+        return f"rule {self.priority} fwmark {self.fwmark:#x}/{self.mask:#x} iif {self.iif or '-'} to {self.to or '-'}"
+
+
+class NftTable(Struct, **_VALUE, tag="table"):  # type: ignore[call-arg]
+    """A table of family inet."""
+
+    name: str
+
+    layer = "nft"
+
+    @property
+    def table(self) -> str:
+        return self.name
+
+    @property
+    def key(self) -> str:
+        return f"table {self.name}"
+
+
+class NftSet(Struct, **_VALUE, tag="set"):  # type: ignore[call-arg]
+    """A named set, or a map where `value_type` is given. `interval` allows prefixes, ranges and names that end in ``*``."""
+
+    table: str
+    name: str
+    key_type: DataType
+    value_type: DataType | None = None
+    interval: bool = False
+    value_interval: bool = False
+
+    layer = "nft"
+
+    @property
+    def key(self) -> str:
+        return f"set {self.table} {self.name}"
+
+
+class NftElement(Struct, **_VALUE, tag="element"):  # type: ignore[call-arg]
+    """One element of a named set or map. In a verdict map, the value is ``jump CHAIN``, ``accept``, ``drop`` or ``return``."""
+
+    table: str
+    set: str
+    element: str
+    value: str = ""
+
+    layer = "nft"
+
+    @property
+    def key(self) -> str:
+        return f"element {self.table} {self.set} {self.element}"
+
+
+class NftChain(Struct, **_VALUE, tag="chain"):  # type: ignore[call-arg]
+    """A chain with all its rules, in order. Without a `hook` it is reached by jumps only. `priority` is numeric."""
+
+    table: str
+    name: str
+    rules: tuple[Rule, ...]
+    type: ChainType | None = None
+    hook: Hook | None = None
+    priority: int = 0
+
+    layer = "nft"
+
+    @property
+    def key(self) -> str:
+        return f"chain {self.table} {self.name}"
+
+
+NftObject = NftTable | NftSet | NftElement | NftChain
+Link = VxlanLink | WireguardLink
+PlanObject = Sysctl | Link | WireguardPeer | LinkAddress | Route | PolicyRule | NftObject
+Layer = Literal["sysctl", "link", "address", "wireguard", "nft", "rule", "route"]
+
+
+class Entry(Struct, frozen=True):
+    """An object of a plan, and the topology objects that it comes from (``Kind/cluster/name``, sorted)."""
+
+    object: PlanObject
+    because: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return self.object.key
+
+
+Unit = Mapping[str, Entry]
+"""One connected piece of a plan, by object key: applied as a whole or not at all."""
+
+
+class HostPlan(Struct, frozen=True):
+    """All units of one host, by unit name (``peering/rome/rome-milan``). An object may stand in several units, with equal values."""
+
+    cluster: Name
+    host: Name
+    units: Mapping[str, Unit]
+
+    def objects(self) -> dict[str, PlanObject]:
+        """What the kernel must hold: the union of the units."""
+        return {key: entry.object for unit in self.units.values() for key, entry in unit.items()}
+
+    def because(self, key: str) -> tuple[str, ...]:
+        """The topology objects behind the object with this key, over all units."""
+        found = {ref for unit in self.units.values() if key in unit for ref in unit[key].because}
+        return tuple(sorted(found))
+
+    def digests(self) -> dict[str, str]:
+        return {name: unit_digest(unit.values()) for name, unit in self.units.items()}
+
+
+def unit_digest(entries: Iterable[Entry]) -> str:
+    """Digest of a set of entries, whatever their order: 32 hexadecimal digits, the sum of the entries' digests."""
+    return f"{sum(codec.digest(entry) for entry in entries) % 2**128:032x}"
+
+
+class UnitDiff(Struct, frozen=True, omit_defaults=True):
+    """What turns the unit whose digest is `base` (empty: no such unit) into the one whose digest is `target` (empty: gone)."""
+
+    unit: str
+    base: str
+    target: str
+    put: tuple[Entry, ...] = ()
+    drop: tuple[str, ...] = ()
+
+
+class Cause(Struct, frozen=True, omit_defaults=True):
+    """The topology message behind a plan: its object, its place in the stream, and when the broker stored it (Unix time)."""
+
+    ref: str
+    sequence: int
+    stored_s: float
+
+
+class PlanDiff(Struct, frozen=True, omit_defaults=True):
+    """The step from one generation of a host's plan to the next. With `resync` the operations were too large to send: take the snapshot."""
+
+    cluster: Name
+    host: Name
+    epoch: int
+    generation: int
+    units: tuple[UnitDiff, ...] = ()
+    resync: bool = False
+    causes: tuple[Cause, ...] = ()
+    admitted_s: float = 0.0
+    planned_s: float = 0.0
+
+
+class SnapshotChunk(Struct, frozen=True, omit_defaults=True):
+    """A part of a whole plan: entries with the unit each belongs to."""
+
+    entries: tuple[tuple[str, Entry], ...]
+
+
+class SnapshotHead(Struct, frozen=True, omit_defaults=True):
+    """What a whole plan consists of: digests by unit, and the digest of each chunk's bytes by chunk number."""
+
+    cluster: Name
+    host: Name
+    epoch: int
+    generation: int
+    units: dict[str, str]
+    chunks: tuple[str, ...]
+
+
+def diff_units(old: Mapping[str, Unit], new: Mapping[str, Unit]) -> tuple[UnitDiff, ...]:
+    """The exact and minimal difference, by unit name; equal plans give none."""
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name, {}), new.get(name, {})
+        put = tuple(entry for key, entry in sorted(after.items()) if before.get(key) != entry)
+        drop = tuple(sorted(before.keys() - after.keys()))
+        if put or drop or (name in old) != (name in new):
+            base = unit_digest(before.values()) if name in old else ""
+            target = unit_digest(after.values()) if name in new else ""
+            found.append(UnitDiff(name, base, target, put, drop))
+    return tuple(found)
+
+
+def apply_diff(units: Mapping[str, Unit], diffs: Iterable[UnitDiff]) -> dict[str, Unit]:
+    """Apply a difference; ValueError when a base or a target digest is not what is held."""
+    result = dict(units)
+    for step in diffs:
+        held = unit_digest(result[step.unit].values()) if step.unit in result else ""
+        if held != step.base:
+            msg = f"unit {step.unit}: the difference starts from {step.base or 'nothing'}, held is {held or 'nothing'}"
+            raise ValueError(msg)
+        unit = dict(result.pop(step.unit, {}))
+        for key in step.drop:
+            unit.pop(key, None)
+        unit.update((entry.key, entry) for entry in step.put)
+        if step.target:
+            if unit_digest(unit.values()) != step.target:
+                msg = f"unit {step.unit}: the difference does not lead to {step.target}"
+                raise ValueError(msg)
+            result[step.unit] = unit
+    return result

@@ -1,0 +1,82 @@
+"""Reports: what an applier says it did, what was refused, what could not be handled."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from schemas.values import Name
+
+Outcome = Literal["applied", "degraded", "waiting"]
+
+_REPORT = {"frozen": True, "omit_defaults": True, "rename": "camel"}
+
+
+class UnitReport(Struct, **_REPORT):  # type: ignore[call-arg]
+    """One unit on one host: the digest held in the kernel, the digest wanted, and why they differ if they do."""
+
+    unit: str
+    held: str
+    wanted: str
+    outcome: Outcome
+    error: str = ""
+
+
+class Timings(Struct, **_REPORT):  # type: ignore[call-arg]
+    """When each step of an application ended, Unix time in seconds; 0 for a step that did not happen."""
+
+    received_s: float = 0.0
+    staged_s: float = 0.0
+    committed_s: float = 0.0
+    connected_s: float = 0.0
+    reported_s: float = 0.0
+
+
+class Capabilities(Struct, **_REPORT):  # type: ignore[call-arg]
+    """What the host's kernel and tools can do."""
+
+    kernel: str = ""
+    nftables: str = ""
+    wireguard: Literal["kernel", "userspace", "none"] = "none"
+
+
+class ApplyReport(Struct, **_REPORT):  # type: ignore[call-arg]
+    """The state of one host after the applier's last turn."""
+
+    cluster: Name
+    host: Name
+    epoch: int
+    generation: int
+    units: tuple[UnitReport, ...]
+    operations: int = 0
+    timings: Timings = Timings()
+    capabilities: Capabilities = Capabilities()
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst outcome among the units."""
+        found = {unit.outcome for unit in self.units}
+        return "degraded" if "degraded" in found else "waiting" if "waiting" in found else "applied"
+
+
+class Refusal(Struct, **_REPORT):  # type: ignore[call-arg]
+    """Why an object was not admitted. `other` names the object it conflicts with, `field` the field that is wrong."""
+
+    kind: str
+    cluster: str
+    name: str
+    reason: str
+    field: str = ""
+    other: str = ""
+    sequence: int = 0
+
+
+class DeadLetter(Struct, **_REPORT):  # type: ignore[call-arg]
+    """A message that could not be handled: where it came from, why, and its first bytes."""
+
+    subject: str
+    reason: str
+    sequence: int = 0
+    deliveries: int = 0
+    payload: bytes = b""

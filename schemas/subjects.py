@@ -1,0 +1,91 @@
+"""Every NATS subject, built and parsed here and nowhere else.
+
+A token holds any name: bytes that NATS reserves or that are not visible ASCII are percent-encoded, and so is ``%`` itself.
+The kind is in lower case in subjects.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+ROOT = "mesh"
+TOPOLOGY, STATE, ALLOCATION, PLAN, SNAPSHOT, STATUS, DRIFT, REFUSED, DEADLETTER = (
+    f"{ROOT}.{word}" for word in ("topology", "state", "allocation", "plan", "snapshot", "status", "drift", "refused", "deadletter")
+)
+COMMAND = f"{ROOT}.cmd"
+
+_PLAIN = frozenset(range(0x21, 0x7F)) - frozenset(b".*>%")
+
+
+class Subject(NamedTuple):
+    """A parsed subject: what comes after the root, by position. `kind` is the host or the layer's place for other streams."""
+
+    stream: str
+    tokens: tuple[str, ...]
+
+
+def token(name: str) -> str:
+    """Encode any non-empty name as one subject token."""
+    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in name.encode()) or "%"
+
+
+def untoken(text: str) -> str:
+    """The name behind a token; bytes that are not UTF-8 are replaced."""
+    return "" if text == "%" else unquote_to_bytes(text).decode(errors="replace")
+
+
+def topology(kind: str, cluster: str, name: str) -> str:
+    return _join(TOPOLOGY, kind.lower(), cluster, name)
+
+
+def state(kind: str, cluster: str, name: str) -> str:
+    return _join(STATE, kind.lower(), cluster, name)
+
+
+def refused(kind: str, cluster: str, name: str) -> str:
+    return _join(REFUSED, kind.lower(), cluster, name)
+
+
+def allocation(what: str, cluster: str, name: str) -> str:
+    return _join(ALLOCATION, what, cluster, name)
+
+
+def plan(cluster: str, host: str) -> str:
+    return _join(PLAN, cluster, host)
+
+
+def snapshot(cluster: str, host: str, chunk: str) -> str:
+    """`chunk` is ``head`` or a chunk number."""
+    return _join(SNAPSHOT, cluster, host, chunk)
+
+
+def status(cluster: str, host: str) -> str:
+    return _join(STATUS, cluster, host)
+
+
+def drift(cluster: str, host: str, layer: str) -> str:
+    return _join(DRIFT, cluster, host, layer)
+
+
+def deadletter(cluster: str, service: str) -> str:
+    return _join(DEADLETTER, cluster, service)
+
+
+def command(cluster: str, host: str, verb: str) -> str:
+    return _join(COMMAND, cluster, host, verb)
+
+
+def consumer(service: str, cluster: str, host: str) -> str:
+    """Durable consumer name of a host's service: NATS allows no dots, spaces, slashes or wildcards in it."""
+    return f"{service}-{token(cluster)}-{token(host)}".replace(".", "%2E")
+
+
+def parse(subject: str) -> Subject:
+    """Split a subject into its stream prefix (``mesh.topology``) and its decoded tokens."""
+    words = subject.split(".")
+    return Subject(".".join(words[:2]), tuple(untoken(word) for word in words[2:]))
+
+
+def _join(prefix: str, *names: str) -> str:
+    return ".".join((prefix, *(token(name) for name in names)))

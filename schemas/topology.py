@@ -1,0 +1,212 @@
+"""Topology: what publishers say. One object per message, subject ``mesh.topology.<kind>.<cluster>.<name>``.
+
+Fields are camelCase on the wire; prefixes, addresses and keys are canonical on entry (``schemas.values``). Decoding is strict:
+a field that is not listed here is an error. Checks that need other objects are the planner's (``services.planner.admit``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from schemas.codec import DecodeError, convert, decode
+from schemas.values import Address, Endpoint, Key, Name, Prefix
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Layer = Literal["nft", "rule", "route"]
+Policy = Literal["repair", "alert"]
+
+_STRICT = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True, "omit_defaults": True, "rename": "camel"}
+
+
+class DriftPolicy(Struct, **_STRICT):  # type: ignore[call-arg]
+    """What the auditor does about a difference, by layer: ask the applier to repair it, or only say so."""
+
+    nft: Policy = "repair"
+    rule: Policy = "repair"
+    route: Policy = "repair"
+
+
+class Object(Struct, **_STRICT, tag_field="kind"):  # type: ignore[call-arg]
+    """What all topology objects share.
+
+    `name` is unique among the objects of one kind in a cluster. `revision`, where given, only grows: an object whose
+    revision is lower than the admitted one is refused.
+    """
+
+    name: Name
+    revision: Annotated[int, Meta(ge=0)] | None = None
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+    @property
+    def home(self) -> Name:
+        """The cluster whose subject space holds this object."""
+        raise NotImplementedError
+
+    @property
+    def ref(self) -> str:
+        """``Kind/cluster/name``: how refusals, plans and drift name this object."""
+        return f"{self.kind}/{self.home}/{self.name}"
+
+
+class Cluster(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
+    """A cluster or site. `mtu` is the underlay's, in bytes.
+
+    `pod_prefixes` hold its pods, `external_prefixes` what it shows to peers besides pods, `internal_prefix` the overlay
+    addresses of its nodes and gateways; the internal prefix is never seen by peers.
+    """
+
+    pod_prefixes: Annotated[tuple[Prefix, ...], Meta(min_length=1)]
+    external_prefixes: tuple[Prefix, ...] = ()
+    internal_prefix: Prefix
+    overlay: Literal["vxlan"] = "vxlan"
+    mtu: Annotated[int, Meta(ge=1280, le=65535)] = 1500
+    drift: DriftPolicy = DriftPolicy()
+
+    @property
+    def home(self) -> Name:
+        return self.name
+
+
+class Node(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
+    """A host that runs pods. `address` is the underlay's; pods inside `pod_prefixes` are found without an Endpoint."""
+
+    cluster: Name
+    address: Address
+    uplink: Name = Name("eth0")
+    pod_prefixes: tuple[Prefix, ...] = ()
+
+    @property
+    def home(self) -> Name:
+        return self.cluster
+
+
+class Gateway(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
+    """One peering's tunnel end: a network namespace, container or host of its own. `address` is the underlay's."""
+
+    cluster: Name
+    address: Address
+    uplink: Name = Name("eth0")
+
+    @property
+    def home(self) -> Name:
+        return self.cluster
+
+
+class PeeringEnd(Struct, **_STRICT):  # type: ignore[call-arg]
+    """One end of a peering: who it is, where it is reached, and how it sees the other end.
+
+    `remap_pods` and `remap_external` pair by index with the other cluster's `podPrefixes` and `externalPrefixes`, lengths equal:
+    the host part of an address is kept. Empty means that the other end's prefixes are used as they are. `endpoint` overrides
+    the gateway's address and the first port, for a gateway behind a load balancer; tunnel i is reached at its port + i.
+    """
+
+    cluster: Name
+    gateway: Name
+    remap_pods: tuple[Prefix, ...] = ()
+    remap_external: tuple[Prefix, ...] = ()
+    endpoint: Endpoint | None = None
+
+
+class Peering(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
+    """Two clusters joined by `tunnels` parallel WireGuard tunnels; tunnel i listens on UDP port `port` + i at both ends.
+
+    `keepalive_seconds` is WireGuard's persistent keepalive, 0 for none. `weights`, where given, has one entry per tunnel:
+    a tunnel of weight 3 gets three times the flows of a tunnel of weight 1.
+    """
+
+    cluster: Name
+    ends: tuple[PeeringEnd, PeeringEnd]
+    tunnels: Annotated[int, Meta(ge=1, le=64)] = 1
+    port: Port = 51840
+    keepalive_seconds: Annotated[int, Meta(ge=0, le=65535)] = 25
+    weights: tuple[Annotated[int, Meta(ge=1, le=256)], ...] = ()
+
+    @property
+    def home(self) -> Name:
+        return self.cluster
+
+
+class Pod(Object, **_STRICT, tag="Endpoint"):  # type: ignore[call-arg]
+    """A pod (kind ``Endpoint`` on the wire): its addresses, and the node that runs it."""
+
+    cluster: Name
+    node: Name
+    addresses: Annotated[tuple[Address, ...], Meta(min_length=1)]
+
+    @property
+    def home(self) -> Name:
+        return self.cluster
+
+    @property
+    def kind(self) -> str:
+        return "Endpoint"
+
+
+class PublicKey(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
+    """A host's WireGuard public key, published by its applier only; `name` is the host's."""
+
+    cluster: Name
+    key: Key
+
+    @property
+    def home(self) -> Name:
+        return self.cluster
+
+
+Topology = Cluster | Node | Gateway | Peering | Pod | PublicKey
+KINDS: dict[str, type[Topology]] = {
+    "Cluster": Cluster,
+    "Node": Node,
+    "Gateway": Gateway,
+    "Peering": Peering,
+    "Endpoint": Pod,
+    "PublicKey": PublicKey,
+}
+
+
+def decode_topology(payload: bytes) -> Topology:
+    """Decode one topology object from JSON; DecodeError names the field and says what is right."""
+    return _check(_named(lambda: decode(payload, Topology)))  # type: ignore[arg-type]
+
+
+def convert_topology(value: object) -> Topology:
+    """The same for plain data, as a YAML document gives it."""
+    if not isinstance(value, dict):
+        reason = f"expected an object with the fields kind, name, …; got {type(value).__name__}"
+        raise DecodeError(reason)
+    return _check(_named(lambda: convert(value, Topology)))  # type: ignore[arg-type]
+
+
+def _named(read: Callable[[], Topology]) -> Topology:
+    """Say which kinds there are when the kind is what is wrong."""
+    try:
+        return read()
+    except DecodeError as error:
+        if error.field == "$.kind" or "`kind`" in error.reason:
+            reason = f"{error.reason}; the kinds are {', '.join(KINDS)}"
+            raise DecodeError(reason, "$.kind") from None
+        raise
+
+
+def _check(item: Topology) -> Topology:
+    """What one object can get wrong across its own fields."""
+    if isinstance(item, Peering):
+        if item.weights and len(item.weights) != item.tunnels:
+            reason = f"{len(item.weights)} weights for {item.tunnels} tunnels; give one for each"
+            raise DecodeError(reason, "$.weights")
+        if item.cluster not in (item.ends[0].cluster, item.ends[1].cluster):
+            reason = f"{item.cluster!r} is at neither end; a peering belongs to the cluster of one of its ends"
+            raise DecodeError(reason, "$.cluster")
+        if item.ends[0].cluster == item.ends[1].cluster:
+            reason = f"both ends are in {item.ends[0].cluster!r}; a peering joins two clusters"
+            raise DecodeError(reason, "$.ends[1].cluster")
+        if item.port + item.tunnels - 1 > 65535:  # noqa: PLR2004 - the last UDP port
+            reason = f"{item.tunnels} tunnels from port {item.port} on pass port 65535"
+            raise DecodeError(reason, "$.port")
+    return item

@@ -1,0 +1,1 @@
+"""The command ``meshmark``, and the lab."""

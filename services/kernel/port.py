@@ -1,0 +1,86 @@
+"""The interface to one host's kernel. All calls block; the caller runs them in one thread and never two at once.
+
+A kernel is one network namespace: the one the process is in. Own objects are recognised after a restart by name and number alone
+(``schemas.plan``: table prefix, route and rule protocol, link alias); anything else is never listed, changed or removed.
+
+Errors are those of ``services.runtime.errors``: `Waiting` when a link or address that the object needs is not there, `Conflict` when
+somebody else's object is in the way, `Permanent` when the kernel says that the object is wrong, `OutcomeUnknown` when the answer was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from schemas.plan import Layer, PlanObject
+from schemas.status import Capabilities
+from schemas.values import Address, Key
+from services.kernel.transaction import Change, Marker, Observed
+
+ALL_LAYERS: frozenset[Layer] = frozenset(("sysctl", "link", "address", "wireguard", "nft", "rule", "route"))
+
+
+class Flow(Struct, frozen=True):
+    """One connection-tracking entry: the original direction's addresses and the reply's. `protocol` is the IP protocol number."""
+
+    protocol: int
+    source: Address
+    destination: Address
+    reply_source: Address
+    reply_destination: Address
+    source_port: int = 0
+    destination_port: int = 0
+    zone: int = 0
+
+
+class Kernel(Protocol):
+    """One host's kernel: read, change one object, commit one nft batch."""
+
+    def capabilities(self) -> Capabilities:
+        """What this kernel and its tools can do; asked once, cheap after that."""
+        ...
+
+    def public_key(self) -> Key:
+        """The public half of this host's WireGuard key; the key is made on first use and never leaves the host."""
+        ...
+
+    def read(self, wanted: Mapping[str, PlanObject], layers: Collection[Layer] = ALL_LAYERS) -> Observed:
+        """Own objects of these layers as the kernel holds them, without the marker.
+
+        `wanted` says which sysctls to read (they have no owner in the kernel); other objects are found by ownership. Raises Transient
+        when a layer cannot be read: never an empty answer instead.
+        """
+        ...
+
+    def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
+        """How ``read`` would show `wanted` once the kernel held it: same keys, the kernel's own normal form."""
+        ...
+
+    def write(self, change: Change) -> None:
+        """Make one change outside nftables. Doing it twice, or removing what is not there, succeeds."""
+        ...
+
+    def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
+        """Make all nft changes and write the marker (None: remove it) in one kernel transaction, or none of them.
+
+        Raises Conflict when the kernel does not hold what the changes start from: read again.
+        """
+        ...
+
+    def marker(self) -> Marker | None:
+        """Which plan the kernel says it holds."""
+        ...
+
+    def flows(self) -> Iterable[Flow]:
+        """Connection-tracking entries, IPv4."""
+        ...
+
+    def drop_flows(self, flows: Iterable[Flow]) -> int:
+        """Delete these entries; returns how many were there."""
+        ...
+
+    def close(self) -> None:
+        """Let go of sockets; the kernel's state stays as it is."""
+        ...

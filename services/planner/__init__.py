@@ -1,0 +1,1 @@
+"""Topology → plans. Admission, allocation and compilation are pure functions of values; `service` is the loop around them."""
