@@ -33,7 +33,7 @@ Selector = Literal[
 ]
 
 
-class Match(Struct, **_VALUE, tag="match"):  # type: ignore[call-arg]
+class Match(Struct, **_VALUE, tag="match"):
     """Go on with the rule only if the selector, under `mask`, is (or with `op` ``!=`` is not) one of `values`.
 
     A value is an address, a prefix, a name (``*`` at the end matches any rest), a number in decimal or hexadecimal, a
@@ -46,32 +46,32 @@ class Match(Struct, **_VALUE, tag="match"):  # type: ignore[call-arg]
     mask: int | None = None
 
 
-class Counter(Struct, **_VALUE, tag="counter"):  # type: ignore[call-arg]
+class Counter(Struct, **_VALUE, tag="counter"):
     """Count packets and bytes that get here. The counts are no part of the state."""
 
 
-class Verdict(Struct, **_VALUE, tag="verdict"):  # type: ignore[call-arg]
+class Verdict(Struct, **_VALUE, tag="verdict"):
     """End the rule: accept, drop, return, or jump to the chain `target` of the same table."""
 
     verdict: Literal["accept", "drop", "return", "jump"]
     target: str = ""
 
 
-class VerdictMap(Struct, **_VALUE, tag="vmap"):  # type: ignore[call-arg]
+class VerdictMap(Struct, **_VALUE, tag="vmap"):
     """Look the selector up in a map whose values are verdicts."""
 
     selector: Selector
     map: str
 
 
-class SetMark(Struct, **_VALUE, tag="mark"):  # type: ignore[call-arg]
+class SetMark(Struct, **_VALUE, tag="mark"):
     """Write `value` into the bits of `mask` of the packet's mark and leave the other bits alone."""
 
     value: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
     mask: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
 
 
-class Nat(Struct, **_VALUE, tag="nat"):  # type: ignore[call-arg]
+class Nat(Struct, **_VALUE, tag="nat"):
     """Translate the source (snat) or destination (dnat) address by looking the address itself up in `map`.
 
     With `prefix`, the map's values are prefixes as long as its keys, and the host part is kept.
@@ -82,11 +82,11 @@ class Nat(Struct, **_VALUE, tag="nat"):  # type: ignore[call-arg]
     prefix: bool = True
 
 
-class Notrack(Struct, **_VALUE, tag="notrack"):  # type: ignore[call-arg]
+class Notrack(Struct, **_VALUE, tag="notrack"):
     """Keep the packet out of connection tracking."""
 
 
-class ClampMss(Struct, **_VALUE, tag="mss"):  # type: ignore[call-arg]
+class ClampMss(Struct, **_VALUE, tag="mss"):
     """Lower the TCP maximum segment size to what the route's MTU allows."""
 
 

@@ -28,7 +28,7 @@ GUARD_METRIC = 4278198272
 """Metric of routes that only stand in when nothing better does: any other route wins."""
 
 
-class Sysctl(Struct, **_VALUE, tag="sysctl"):  # type: ignore[call-arg]
+class Sysctl(Struct, **_VALUE, tag="sysctl"):
     """One file under /proc/sys, named with slashes (``net/ipv4/ip_forward``). The old value is kept and given back."""
 
     name: str
@@ -41,7 +41,7 @@ class Sysctl(Struct, **_VALUE, tag="sysctl"):  # type: ignore[call-arg]
         return f"sysctl {self.name}"
 
 
-class VxlanLink(Struct, **_VALUE, tag="vxlan"):  # type: ignore[call-arg]
+class VxlanLink(Struct, **_VALUE, tag="vxlan"):
     """A point-to-point VXLAN device from `local` to `remote`, UDP port `port`, without learning. `mtu` in bytes."""
 
     name: str
@@ -59,7 +59,7 @@ class VxlanLink(Struct, **_VALUE, tag="vxlan"):  # type: ignore[call-arg]
         return f"link {self.name}"
 
 
-class WireguardLink(Struct, **_VALUE, tag="wireguard"):  # type: ignore[call-arg]
+class WireguardLink(Struct, **_VALUE, tag="wireguard"):
     """A WireGuard device with the host's private key. `public_key` is the one the planner knows, if any."""
 
     name: str
@@ -74,7 +74,7 @@ class WireguardLink(Struct, **_VALUE, tag="wireguard"):  # type: ignore[call-arg
         return f"link {self.name}"
 
 
-class WireguardPeer(Struct, **_VALUE, tag="peer"):  # type: ignore[call-arg]
+class WireguardPeer(Struct, **_VALUE, tag="peer"):
     """A peer of a WireGuard device. An `endpoint` that the device learned later is not a difference."""
 
     link: str
@@ -90,7 +90,7 @@ class WireguardPeer(Struct, **_VALUE, tag="peer"):  # type: ignore[call-arg]
         return f"peer {self.link} {self.public_key}"
 
 
-class LinkAddress(Struct, **_VALUE, tag="address"):  # type: ignore[call-arg]
+class LinkAddress(Struct, **_VALUE, tag="address"):
     """An address with its prefix length on one of our links."""
 
     link: str
@@ -113,7 +113,7 @@ class NextHop(Struct, frozen=True, rename="camel", omit_defaults=True):
     weight: int = 1
 
 
-class Route(Struct, **_VALUE, tag="route"):  # type: ignore[call-arg]
+class Route(Struct, **_VALUE, tag="route"):
     """An IPv4 route. `hops` is empty for every type but unicast."""
 
     table: int
@@ -134,7 +134,7 @@ class Route(Struct, **_VALUE, tag="route"):  # type: ignore[call-arg]
         return self.type == "unreachable" and self.metric == GUARD_METRIC
 
 
-class PolicyRule(Struct, **_VALUE, tag="rule"):  # type: ignore[call-arg]
+class PolicyRule(Struct, **_VALUE, tag="rule"):
     """An IPv4 policy rule: packets that match all that is given look `table` up."""
 
     priority: int
@@ -151,7 +151,7 @@ class PolicyRule(Struct, **_VALUE, tag="rule"):  # type: ignore[call-arg]
         return f"rule {self.priority} fwmark {self.fwmark:#x}/{self.mask:#x} iif {self.iif or '-'} to {self.to or '-'}"
 
 
-class NftTable(Struct, **_VALUE, tag="table"):  # type: ignore[call-arg]
+class NftTable(Struct, **_VALUE, tag="table"):
     """A table of family inet."""
 
     name: str
@@ -167,7 +167,7 @@ class NftTable(Struct, **_VALUE, tag="table"):  # type: ignore[call-arg]
         return f"table {self.name}"
 
 
-class NftSet(Struct, **_VALUE, tag="set"):  # type: ignore[call-arg]
+class NftSet(Struct, **_VALUE, tag="set"):
     """A named set, or a map where `value_type` is given. `interval` allows prefixes, ranges and names that end in ``*``."""
 
     table: str
@@ -184,7 +184,7 @@ class NftSet(Struct, **_VALUE, tag="set"):  # type: ignore[call-arg]
         return f"set {self.table} {self.name}"
 
 
-class NftElement(Struct, **_VALUE, tag="element"):  # type: ignore[call-arg]
+class NftElement(Struct, **_VALUE, tag="element"):
     """One element of a named set or map. In a verdict map, the value is ``jump CHAIN``, ``accept``, ``drop`` or ``return``."""
 
     table: str
@@ -199,7 +199,7 @@ class NftElement(Struct, **_VALUE, tag="element"):  # type: ignore[call-arg]
         return f"element {self.table} {self.set} {self.element}"
 
 
-class NftChain(Struct, **_VALUE, tag="chain"):  # type: ignore[call-arg]
+class NftChain(Struct, **_VALUE, tag="chain"):
     """A chain with all its rules, in order. Without a `hook` it is reached by jumps only. `priority` is numeric."""
 
     table: str

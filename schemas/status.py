@@ -13,7 +13,7 @@ Outcome = Literal["applied", "degraded", "waiting"]
 _REPORT = {"frozen": True, "omit_defaults": True, "rename": "camel"}
 
 
-class UnitReport(Struct, **_REPORT):  # type: ignore[call-arg]
+class UnitReport(Struct, **_REPORT):
     """One unit on one host: the digest held in the kernel, the digest wanted, and why they differ if they do."""
 
     unit: str
@@ -23,7 +23,7 @@ class UnitReport(Struct, **_REPORT):  # type: ignore[call-arg]
     error: str = ""
 
 
-class Timings(Struct, **_REPORT):  # type: ignore[call-arg]
+class Timings(Struct, **_REPORT):
     """When each step of an application ended, Unix time in seconds; 0 for a step that did not happen."""
 
     received_s: float = 0.0
@@ -33,7 +33,7 @@ class Timings(Struct, **_REPORT):  # type: ignore[call-arg]
     reported_s: float = 0.0
 
 
-class Capabilities(Struct, **_REPORT):  # type: ignore[call-arg]
+class Capabilities(Struct, **_REPORT):
     """What the host's kernel and tools can do."""
 
     kernel: str = ""
@@ -41,7 +41,7 @@ class Capabilities(Struct, **_REPORT):  # type: ignore[call-arg]
     wireguard: Literal["kernel", "userspace", "none"] = "none"
 
 
-class ApplyReport(Struct, **_REPORT):  # type: ignore[call-arg]
+class ApplyReport(Struct, **_REPORT):
     """The state of one host after the applier's last turn."""
 
     cluster: Name
@@ -60,7 +60,7 @@ class ApplyReport(Struct, **_REPORT):  # type: ignore[call-arg]
         return "degraded" if "degraded" in found else "waiting" if "waiting" in found else "applied"
 
 
-class Refusal(Struct, **_REPORT):  # type: ignore[call-arg]
+class Refusal(Struct, **_REPORT):
     """Why an object was not admitted. `other` names the object it conflicts with, `field` the field that is wrong."""
 
     kind: str
@@ -72,7 +72,7 @@ class Refusal(Struct, **_REPORT):  # type: ignore[call-arg]
     sequence: int = 0
 
 
-class DeadLetter(Struct, **_REPORT):  # type: ignore[call-arg]
+class DeadLetter(Struct, **_REPORT):
     """A message that could not be handled: where it came from, why, and its first bytes."""
 
     subject: str

@@ -77,14 +77,21 @@ def command(cluster: str, host: str, verb: str) -> str:
 
 
 def consumer(service: str, cluster: str, host: str) -> str:
-    """Durable consumer name of a host's service: NATS allows no dots, spaces, slashes or wildcards in it."""
-    return f"{service}-{token(cluster)}-{token(host)}".replace(".", "%2E")
+    """Durable consumer name of a host's service: NATS allows no dots, spaces, slashes or wildcards in it.
+
+    Different hosts have different names: ``-`` may stand in a name, so ``=`` is what separates them.
+    """
+    return "=".join((service, *(_inside(token(name), "=/\\") for name in (cluster, host))))
 
 
 def parse(subject: str) -> Subject:
     """Split a subject into its stream prefix (``mesh.topology``) and its decoded tokens."""
     words = subject.split(".")
     return Subject(".".join(words[:2]), tuple(untoken(word) for word in words[2:]))
+
+
+def _inside(text: str, reserved: str) -> str:
+    return "".join(f"%{ord(char):02X}" if char in reserved else char for char in text)
 
 
 def _join(prefix: str, *names: str) -> str:

@@ -18,10 +18,12 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 Layer = Literal["nft", "rule", "route"]
 Policy = Literal["repair", "alert"]
 
-_STRICT = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True, "omit_defaults": True, "rename": "camel"}
+
+class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel"):
+    """What people write: camelCase fields, and no field that is not known. Subclasses inherit all but `kw_only`."""
 
 
-class DriftPolicy(Struct, **_STRICT):  # type: ignore[call-arg]
+class DriftPolicy(Strict, frozen=True, kw_only=True):
     """What the auditor does about a difference, by layer: ask the applier to repair it, or only say so."""
 
     nft: Policy = "repair"
@@ -29,7 +31,7 @@ class DriftPolicy(Struct, **_STRICT):  # type: ignore[call-arg]
     route: Policy = "repair"
 
 
-class Object(Struct, **_STRICT, tag_field="kind"):  # type: ignore[call-arg]
+class Object(Strict, frozen=True, kw_only=True, tag_field="kind"):
     """What all topology objects share.
 
     `name` is unique among the objects of one kind in a cluster. `revision`, where given, only grows: an object whose
@@ -54,7 +56,7 @@ class Object(Struct, **_STRICT, tag_field="kind"):  # type: ignore[call-arg]
         return f"{self.kind}/{self.home}/{self.name}"
 
 
-class Cluster(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
+class Cluster(Object, frozen=True, kw_only=True, tag=True):
     """A cluster or site. `mtu` is the underlay's, in bytes.
 
     `pod_prefixes` hold its pods, `external_prefixes` what it shows to peers besides pods, `internal_prefix` the overlay
@@ -73,7 +75,7 @@ class Cluster(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
         return self.name
 
 
-class Node(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
+class Node(Object, frozen=True, kw_only=True, tag=True):
     """A host that runs pods. `address` is the underlay's; pods inside `pod_prefixes` are found without an Endpoint."""
 
     cluster: Name
@@ -86,7 +88,7 @@ class Node(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
         return self.cluster
 
 
-class Gateway(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
+class Gateway(Object, frozen=True, kw_only=True, tag=True):
     """One peering's tunnel end: a network namespace, container or host of its own. `address` is the underlay's."""
 
     cluster: Name
@@ -98,7 +100,7 @@ class Gateway(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
         return self.cluster
 
 
-class PeeringEnd(Struct, **_STRICT):  # type: ignore[call-arg]
+class PeeringEnd(Strict, frozen=True, kw_only=True):
     """One end of a peering: who it is, where it is reached, and how it sees the other end.
 
     `remap_pods` and `remap_external` pair by index with the other cluster's `podPrefixes` and `externalPrefixes`, lengths equal:
@@ -113,7 +115,7 @@ class PeeringEnd(Struct, **_STRICT):  # type: ignore[call-arg]
     endpoint: Endpoint | None = None
 
 
-class Peering(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
+class Peering(Object, frozen=True, kw_only=True, tag=True):
     """Two clusters joined by `tunnels` parallel WireGuard tunnels; tunnel i listens on UDP port `port` + i at both ends.
 
     `keepalive_seconds` is WireGuard's persistent keepalive, 0 for none. `weights`, where given, has one entry per tunnel:
@@ -132,7 +134,7 @@ class Peering(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
         return self.cluster
 
 
-class Pod(Object, **_STRICT, tag="Endpoint"):  # type: ignore[call-arg]
+class Pod(Object, frozen=True, kw_only=True, tag="Endpoint"):
     """A pod (kind ``Endpoint`` on the wire): its addresses, and the node that runs it."""
 
     cluster: Name
@@ -148,7 +150,7 @@ class Pod(Object, **_STRICT, tag="Endpoint"):  # type: ignore[call-arg]
         return "Endpoint"
 
 
-class PublicKey(Object, **_STRICT, tag=True):  # type: ignore[call-arg]
+class PublicKey(Object, frozen=True, kw_only=True, tag=True):
     """A host's WireGuard public key, published by its applier only; `name` is the host's."""
 
     cluster: Name

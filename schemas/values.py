@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import Self
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_NUMBER = re.compile(r"[0-9]{1,5}")
+_LAST_PORT = 65535
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
@@ -43,7 +45,10 @@ class Prefix(Text):
 
     @classmethod
     def canonical(cls, value: str) -> str:
+        _, slash, length = value.partition("/")
         try:
+            if slash and not _NUMBER.fullmatch(length):
+                raise ValueError(length)  # noqa: TRY301 - a netmask, which ipaddress would take, wildcard masks too
             interface = ipaddress.IPv4Interface(value)
         except ValueError:
             msg = f"{value!r} is not an IPv4 prefix; write it like 10.61.0.0/16"
@@ -78,7 +83,7 @@ class Prefix(Text):
             raise ValueError(msg)
         return Address(self.network.network_address + index)
 
-    def translate(self, address: Address, onto: Prefix) -> Address:
+    def translate(self, address: Address, onto: Prefix) -> Address:  # type: ignore[override]
         """`address`, a member of this prefix, as the member of `onto` with the same host part."""
         offset = int(ipaddress.IPv4Address(address)) - int(self.network.network_address)
         return onto.address(offset)
@@ -112,11 +117,15 @@ class Endpoint(Text):
 
     @classmethod
     def canonical(cls, value: str) -> str:
-        host, colon, port = value.rpartition(":")
-        if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        host, _, port = value.rpartition(":")
+        try:
+            address = ipaddress.IPv4Address(host)
+            if not _NUMBER.fullmatch(port) or not 0 < int(port) <= _LAST_PORT:
+                raise ValueError(port)  # noqa: TRY301 - one text says what is right for both halves
+        except ValueError:
             msg = f"{value!r} is not an endpoint; write it like 192.0.2.7:51840"
-            raise ValueError(msg)
-        return f"{Address.canonical(host)}:{int(port)}"
+            raise ValueError(msg) from None
+        return f"{address}:{int(port)}"
 
     @property
     def address(self) -> Address:
