@@ -1,0 +1,118 @@
+"""What all suites share: who may run privileged tests, what must not be left behind, and the closing line of a suite."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import uuid
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SESSION_VARIABLE = "MESHMARK_TEST_SESSION"
+NAMESPACE_PREFIX = "mm"
+DAEMONS = ("nats-server", "wireguard-go")
+SETTLE_S = 5.0  # what a test stopped may take this long to be gone
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--suite", metavar="NAME", default="", help="close with the line 'NAME: passed=… failed=… skipped=… seconds=…'")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_SKIPPED] = []
+    config.stash[_STARTED] = time.monotonic()
+    # Inherited by every process that a test starts: tells them from those of another run on this machine.
+    os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+    config.stash[_BEFORE] = _left_behind()
+
+
+# --- privileged tests -----------------------------------------------------------------------------------------------
+
+
+@cache
+def missing_privilege() -> str:
+    """Why privileged tests cannot run here; empty when they can. Asked by doing: a network namespace is made and left."""
+    if os.geteuid() != 0:
+        return "not root"
+    try:
+        subprocess.run(["unshare", "--net", "--mount", "true"], check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "no unshare program"
+    except subprocess.CalledProcessError as error:
+        return f"no right to make a network namespace: {error.stderr.strip()}"
+    return ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("privileged") and (reason := missing_privilege()):
+        item.config.stash[_SKIPPED].append(item.nodeid)
+        pytest.skip(f"needs root and network namespaces: {reason}")
+
+
+# --- the end --------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session that left something behind, and, in CI, one that could not run what it is there to run."""
+    complaints = []
+    if left := _wait_until_gone(session.config.stash[_BEFORE]):
+        complaints.append(f"left behind by these tests: {', '.join(sorted(left))}")
+    skipped = session.config.stash[_SKIPPED]
+    if skipped and os.environ.get("CI") == "true":
+        complaints.append(f"{len(skipped)} privileged tests were skipped in CI ({missing_privilege()}), first {skipped[0]}")
+    session.config.stash[_COMPLAINTS] = complaints
+    if complaints and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    complaints = config.stash.get(_COMPLAINTS, [])
+    for complaint in complaints:
+        terminalreporter.write_line(f"ERROR: {complaint}", red=True, bold=True)
+    if suite := config.getoption("--suite"):
+        count = {name: len(terminalreporter.getreports(name)) for name in ("passed", "failed", "error", "skipped", "xfailed")}
+        failed = count["failed"] + count["error"] + len(complaints)
+        seconds = time.monotonic() - config.stash[_STARTED]
+        config.add_cleanup(  # after pytest's own closing line
+            lambda: print(  # noqa: T201
+                f"{suite}: passed={count['passed'] + count['xfailed']} failed={failed} skipped={count['skipped']} seconds={seconds:.1f}"
+            )
+        )
+
+
+def _wait_until_gone(before: frozenset[str]) -> frozenset[str]:
+    until = time.monotonic() + SETTLE_S
+    while (left := _left_behind() - before) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left
+
+
+def _left_behind() -> frozenset[str]:
+    """Network namespaces and daemons that a test could have made, by name."""
+    folder = Path("/run/netns")
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    found = {f"network namespace {name}" for name in names if name.startswith(NAMESPACE_PREFIX)}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            program = process.joinpath("comm").read_text().strip()
+            if program in DAEMONS and _may_be_ours(process.joinpath("environ").read_bytes()):
+                found.add(f"{program} (process {process.name})")
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+    return frozenset(found)
+
+
+def _may_be_ours(environment: bytes) -> bool:
+    """False for what another run of the tests started; a process that hides where it comes from counts as ours."""
+    marks = [line for line in environment.split(b"\0") if line.startswith(f"{SESSION_VARIABLE}=".encode())]
+    return marks in ([], [f"{SESSION_VARIABLE}={os.environ[SESSION_VARIABLE]}".encode()])
+
+
+_SKIPPED = pytest.StashKey[list[str]]()
+_STARTED = pytest.StashKey[float]()
+_BEFORE = pytest.StashKey[frozenset[str]]()
+_COMPLAINTS = pytest.StashKey[list[str]]()
