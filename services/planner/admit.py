@@ -1,0 +1,261 @@
+"""Admission: whether an object may join the admitted topology. Pure: an object and the state in, a verdict out.
+
+The established object wins: an object that contradicts an admitted one is refused, and the refusal names both. A refused object is not
+forgotten by the service; it is tried again when what it contradicts or misses has changed (``services.planner.service``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from schemas.topology import Cluster, Gateway, Node, Peering, Pod, PublicKey, Topology
+from schemas.values import Address, Prefix
+from services.planner import names
+from services.planner.layout import TUNNELS_MAX, VXLAN_PORT
+from services.planner.state import Attachment, HostId, State, seen_prefixes
+
+_SMALLEST_INTERNAL_LENGTH = 29
+
+
+class Problem(Struct, frozen=True):
+    """Why an object cannot be admitted: a reason for people, the field at fault, and the other object if there is one.
+
+    `retry` is False when no change of other objects can make it right.
+    """
+
+    reason: str
+    field: str = ""
+    other: str = ""
+    retry: bool = True
+
+
+def admit(item: Topology, state: State) -> Problem | None:
+    """None when `item` may be put into `state`, else the first problem found."""
+    before = state.objects.get(item.ref)
+    if before is not None and (item.revision or 0) < (before.revision or 0):
+        reason = f"revision {item.revision} is older than the admitted revision {before.revision}"
+        return Problem(reason, "$.revision", item.ref, retry=False)
+    return next(_problems(item, state), None)
+
+
+def admit_removal(ref: str, state: State) -> Problem | None:
+    """None when the object may go: nothing that is admitted needs it."""
+    item = state.objects.get(ref)
+    user = next(iter(_users(item, state)), None) if item is not None else None
+    return Problem(f"still used by {user}; it goes when that is gone", other=user) if user else None
+
+
+def _users(item: Topology, state: State) -> Iterator[str]:
+    match item:
+        case Cluster():
+            yield from (other.ref for other in state.objects.values() if not isinstance(other, Cluster) and item.name in _clusters(other))
+        case Node():
+            yield from (state.pods[item.cluster][name].ref for name in sorted(state.pods_by_node[HostId(item.cluster, item.name)]))
+        case Gateway():
+            if attachment := state.attachments[item.cluster].get(item.name):
+                yield attachment.peering.ref
+
+
+def _clusters(item: Topology) -> set[str]:
+    return {end.cluster for end in item.ends} if isinstance(item, Peering) else {item.home}
+
+
+def _problems(item: Topology, state: State) -> Iterator[Problem]:
+    match item:
+        case Cluster():
+            yield from _cluster(item, state)
+        case Node() | Gateway():
+            yield from _missing_cluster(item.cluster, "$.cluster", state) or _host(item, state)
+        case Pod():
+            yield from _missing_cluster(item.cluster, "$.cluster", state) or _pod(item, state)
+        case PublicKey():
+            yield from _public_key(item, state)
+        case Peering():
+            yield from _peering(item, state)
+
+
+def _missing_cluster(cluster: str, field: str, state: State) -> list[Problem]:
+    if cluster in state.clusters:
+        return []
+    return [Problem(f"cluster {cluster!r} is not known; it is admitted when Cluster/{cluster}/{cluster} is", field, f"Cluster/{cluster}/{cluster}")]
+
+
+# Clusters ------------------------------------------------------------------------------------------------------------------------
+
+
+def _cluster(item: Cluster, state: State) -> Iterator[Problem]:
+    fields = [(f"$.podPrefixes[{index}]", prefix) for index, prefix in enumerate(item.pod_prefixes)]
+    fields += [(f"$.externalPrefixes[{index}]", prefix) for index, prefix in enumerate(item.external_prefixes)]
+    fields.append(("$.internalPrefix", item.internal_prefix))
+    for index, (field, prefix) in enumerate(fields):
+        for earlier, other in fields[:index]:
+            if prefix.overlaps(other):
+                yield Problem(f"{prefix} overlaps {other} ({earlier}) of the same cluster", field, retry=False)
+    if item.internal_prefix.length > _SMALLEST_INTERNAL_LENGTH:
+        yield Problem(f"{item.internal_prefix} is too small for overlay addresses; give a /29 or larger", "$.internalPrefix", retry=False)
+    if item.name in state.clusters:
+        yield from _dependents(item, state)
+
+
+def _dependents(item: Cluster, state: State) -> Iterator[Problem]:
+    """A changed cluster must suit what is already admitted in it."""
+    trial = state.copy()
+    trial.put(item)
+    for other in state.objects.values():
+        if other.ref != item.ref and item.name in _clusters(other):
+            for problem in _problems(other, trial):
+                yield Problem(f"{other.ref} would no longer be valid: {problem.reason}", other=other.ref)
+
+
+# Hosts, pods, keys -------------------------------------------------------------------------------------------------------------
+
+
+def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
+    cluster = state.clusters[item.cluster]
+    twin = state.gateways[item.cluster].get(item.name) if isinstance(item, Node) else state.nodes[item.cluster].get(item.name)
+    if twin is not None:
+        yield Problem(f"the name is taken by {twin.ref}; nodes and gateways of a cluster share one name space", "$.name", twin.ref)
+    for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
+        if prefix.covers(item.address):
+            yield Problem(f"the underlay address {item.address} lies inside {prefix} of its cluster: a loop", "$.address", cluster.ref)
+    for other in (*state.nodes[item.cluster].values(), *state.gateways[item.cluster].values()):
+        if other.name == item.name:
+            continue
+        if other.address == item.address:
+            yield Problem(f"the underlay address {item.address} is taken by {other.ref}", "$.address", other.ref)
+        if names.overlay_link(other.name) == names.overlay_link(item.name):
+            yield Problem(f"the name leads to the same link name as {other.ref}", "$.name", other.ref)
+    if len(item.uplink) > names.LINK_NAME_BYTES or item.uplink.startswith((names.OVERLAY_LINK_PREFIX, names.TUNNEL_LINK_PREFIX)):
+        yield Problem(f"{item.uplink!r} cannot be an uplink: at most 15 bytes, not beginning with mo. or mt.", "$.uplink", retry=False)
+    for attachment in state.attachments[item.cluster].values():
+        yield from _underlay(item.address, item.ref, attachment, state, "$.address")
+    if isinstance(item, Node):
+        yield from _node_prefixes(item, cluster, state)
+
+
+def _node_prefixes(item: Node, cluster: Cluster, state: State) -> Iterator[Problem]:
+    for index, prefix in enumerate(item.pod_prefixes):
+        field = f"$.podPrefixes[{index}]"
+        if not any(whole.contains(prefix) for whole in cluster.pod_prefixes):
+            yield Problem(f"{prefix} is not inside the cluster's pod prefixes {_list(cluster.pod_prefixes)}", field, cluster.ref)
+        for other in state.nodes[item.cluster].values():
+            for theirs in other.pod_prefixes if other.name != item.name else item.pod_prefixes[:index]:
+                if prefix.overlaps(theirs):
+                    yield Problem(f"{prefix} overlaps {theirs} of {other.ref}", field, other.ref)
+
+
+def _pod(item: Pod, state: State) -> Iterator[Problem]:
+    cluster = state.clusters[item.cluster]
+    if item.node not in state.nodes[item.cluster]:
+        yield Problem(f"node {item.node!r} is not known in cluster {item.cluster!r}", "$.node", f"Node/{item.cluster}/{item.node}")
+    for index, address in enumerate(item.addresses):
+        field = f"$.addresses[{index}]"
+        if not any(prefix.covers(address) for prefix in cluster.pod_prefixes):
+            yield Problem(f"{address} is not inside the cluster's pod prefixes {_list(cluster.pod_prefixes)}", field, cluster.ref)
+        other = state.pod_with(item.cluster, address)
+        if other is not None and other != item.ref:
+            yield Problem(f"{address} belongs to {other}", field, other)
+
+
+def _public_key(item: PublicKey, state: State) -> Iterator[Problem]:
+    host = HostId(item.cluster, item.name)
+    if state.host(host) is None:
+        yield Problem(f"host {item.name!r} is not known in cluster {item.cluster!r}", "$.name", f"Gateway/{item.cluster}/{item.name}")
+    for other_host, other in state.keys.items():
+        if other.key == item.key and other_host != host:
+            yield Problem(f"the key is {other.ref}'s; every host has a key of its own", "$.key", other.ref)
+
+
+# Peerings ------------------------------------------------------------------------------------------------------------------------
+
+
+def _peering(item: Peering, state: State) -> Iterator[Problem]:
+    missing = [
+        problem for index, end in enumerate(item.ends) for problem in _missing_cluster(end.cluster, f"$.ends[{index}].cluster", state)
+    ]
+    yield from missing
+    if missing:
+        return
+    if item.port <= VXLAN_PORT < item.port + TUNNELS_MAX:
+        yield Problem(f"the {TUNNELS_MAX} ports from {item.port} on hold {VXLAN_PORT}, the overlay's", "$.port", retry=False)
+    for index in (0, 1):
+        attachment = Attachment(item, index)
+        lengths = list(_remap_lengths(attachment, state, f"$.ends[{index}]"))
+        yield from lengths
+        yield from _end_gateway(attachment, state, f"$.ends[{index}].gateway")
+        if not lengths:
+            yield from _seen(attachment, state, f"$.ends[{index}]")
+
+
+def _remap_lengths(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
+    far = state.clusters[attachment.far.cluster]
+    pairs: tuple[tuple[str, tuple[Prefix, ...], tuple[Prefix, ...]], ...] = (
+        ("remapPods", attachment.end.remap_pods, far.pod_prefixes),
+        ("remapExternal", attachment.end.remap_external, far.external_prefixes),
+    )
+    for field, ours, theirs in pairs:
+        if ours and len(ours) != len(theirs):
+            yield Problem(f"{len(ours)} prefixes for the {len(theirs)} of {far.ref} ({_list(theirs)}); give one for each", f"{at}.{field}", far.ref)
+            continue
+        for index, (mapped, real) in enumerate(zip(ours, theirs, strict=False)):
+            if mapped.length != real.length:
+                reason = f"{mapped} and {real} of {far.ref} differ in length; a remap keeps the host part, so write a /{real.length}"
+                yield Problem(reason, f"{at}.{field}[{index}]", far.ref)
+
+
+def _end_gateway(attachment: Attachment, state: State, field: str) -> Iterator[Problem]:
+    cluster, gateway = attachment.host
+    if gateway not in state.gateways[cluster]:
+        yield Problem(f"gateway {gateway!r} is not known in cluster {cluster!r}", field, f"Gateway/{cluster}/{gateway}")
+    other = state.attachments[cluster].get(gateway)
+    if other is not None and other.peering.ref != attachment.peering.ref:
+        yield Problem(f"gateway {attachment.host} serves {other.peering.ref}; a gateway serves one peering", field, other.peering.ref)
+
+
+def _seen(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
+    """The prefixes by which an end sees the other must be free in its own cluster."""
+    cluster = state.clusters[attachment.end.cluster]
+    seen = list(_seen_fields(attachment, state, at))
+    for index, (field, prefix) in enumerate(seen):
+        for own in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
+            if prefix.overlaps(own):
+                yield Problem(f"{prefix} overlaps {own} of {cluster.ref}; give a remap that is free there", field, cluster.ref)
+        for earlier, other in seen[:index]:
+            if prefix.overlaps(other):
+                yield Problem(f"{prefix} overlaps {other} ({earlier})", field)
+        for neighbour in state.attachments[attachment.end.cluster].values():
+            if neighbour.peering.ref == attachment.peering.ref:
+                continue
+            for theirs, _ in seen_prefixes(state, neighbour):
+                if prefix.overlaps(theirs):
+                    yield Problem(f"{prefix} overlaps {theirs} of {neighbour.peering.ref}", field, neighbour.peering.ref)
+    for host in state.hosts_of(attachment.end.cluster):
+        known = state.host(host)
+        if known is not None:
+            yield from _underlay(known.address, known.ref, attachment, state, at)
+    for endpoint in (attachment.far.endpoint, state.gateways[attachment.far.cluster].get(attachment.far.gateway)):
+        if endpoint is not None:
+            yield from _underlay(endpoint.address, f"the far gateway {attachment.far_host}", attachment, state, at)
+
+
+def _seen_fields(attachment: Attachment, state: State, at: str) -> Iterable[tuple[str, Prefix]]:
+    pods = len(state.clusters[attachment.far.cluster].pod_prefixes)
+    for index, (prefix, _) in enumerate(seen_prefixes(state, attachment)):
+        field, place = ("remapPods", index) if index < pods else ("remapExternal", index - pods)
+        yield f"{at}.{field}[{place}]", prefix
+
+
+def _underlay(address: Address, owner: str, attachment: Attachment, state: State, field: str) -> Iterator[Problem]:
+    """No prefix of a remote cluster may hold an underlay address: outer packets would be sent into the tunnel."""
+    for prefix in {prefix for pair in seen_prefixes(state, attachment) for prefix in pair}:
+        if prefix.covers(address):
+            yield Problem(f"{prefix} of {attachment.peering.ref} holds the underlay address {address} of {owner}: a loop", field, attachment.peering.ref)
+
+
+def _list(prefixes: Iterable[Prefix]) -> str:
+    return ", ".join(prefixes)
+
+
+__all__ = ["Problem", "admit", "admit_removal"]

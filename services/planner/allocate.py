@@ -1,0 +1,117 @@
+"""Numbers that objects get once and keep: host numbers, and how far a peering's tunnels are rolled out.
+
+An allocation is written once, by compare-and-set, and read back after a restart. The number that a host gets first is a hash of
+its name, so that the same topology leads to the same numbers in any order of arrival, and on paper (``meshmark plan``) as in the lab;
+when that number is taken, it is the next free one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+from msgspec import Struct
+
+from schemas.topology import Gateway, Node, Topology
+from services.planner.layout import HOST_NUMBER_MAX
+from services.planner.state import Attachment, HostId, State
+
+NUMBER: Literal["number"] = "number"
+TUNNELS: Literal["tunnels"] = "tunnels"
+
+
+class Number(Struct, frozen=True):
+    """A host's number in its cluster, 1 to 4094: the host part of its overlay address."""
+
+    number: int
+
+
+class Rollout(Struct, frozen=True):
+    """How many of a peering's tunnels have devices (`present`) and how many carry traffic (`used`), counted from tunnel 0.
+
+    A tunnel carries traffic only while both ends have its device: devices come at both ends, are acknowledged, then the routes; routes
+    go at both ends, are acknowledged, then the devices.
+    """
+
+    present: int
+    used: int
+
+
+class Exhausted(ValueError):
+    """No number is free; the text names the prefix that is too small."""
+
+
+class Allocations:
+    """All allocations. `changed` lists the subjects' keys to be written, until ``take_changes``."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[HostId, Number] = {}
+        self.rollouts: dict[tuple[str, str], Rollout] = {}
+        self._owner: dict[tuple[str, int], HostId] = {}
+        self._changed: set[tuple[str, str, str]] = set()
+
+    def put_number(self, host: HostId, value: Number) -> None:
+        """Take over an allocation that was read back."""
+        self.numbers[host] = value
+        self._owner[host.cluster, value.number] = host
+
+    def number(self, host: HostId) -> int:
+        """The number of a host that has one; KeyError otherwise."""
+        return self.numbers[host].number
+
+    def rollout(self, peering: tuple[str, str]) -> Rollout:
+        return self.rollouts.get(peering, Rollout(0, 0))
+
+    def set_rollout(self, peering: tuple[str, str], value: Rollout) -> None:
+        if self.rollouts.get(peering) != value:
+            self.rollouts[peering] = value
+            self._changed.add((TUNNELS, *peering))
+
+    def allocate(self, state: State, item: Topology) -> None:
+        """Give `item` what it needs and does not have yet. `state` already holds it."""
+        if isinstance(item, Node | Gateway) and HostId(item.cluster, item.name) not in self.numbers:
+            host = HostId(item.cluster, item.name)
+            self.put_number(host, Number(self._free_number(state, host)))
+            self._changed.add((NUMBER, *host))
+
+    def take_changes(self) -> list[tuple[str, str, str]]:
+        """What is to be written since the last call: (what, cluster, name), sorted."""
+        found, self._changed = sorted(self._changed), set()
+        return found
+
+    def _free_number(self, state: State, host: HostId) -> int:
+        room = min(HOST_NUMBER_MAX, state.clusters[host.cluster].internal_prefix.network.num_addresses - 2)
+        first = int.from_bytes(hashlib.blake2b(host.name.encode(), digest_size=8).digest(), "big") % room
+        candidates = [(first + step) % room + 1 for step in range(room)]
+        for number in candidates:
+            if (host.cluster, number) not in self._owner:
+                return number
+        for number in candidates:
+            if state.host(self._owner[host.cluster, number]) is None:
+                del self.numbers[self._owner[host.cluster, number]]
+                return number
+        msg = f"the internal prefix {state.clusters[host.cluster].internal_prefix} has no room for another host ({room} in use)"
+        raise Exhausted(msg)
+
+
+def advance(current: Rollout, wanted: int, *, acknowledged: bool) -> Rollout:
+    """The next step of a rollout towards `wanted` tunnels.
+
+    `acknowledged` says that both ends hold what the current step wants, with each other's keys. Devices are added at once and routes
+    removed at once; routes are added, and devices removed, only once the step before is acknowledged. From any state, repeated
+    acknowledged calls end at ``Rollout(wanted, wanted)``.
+    """
+    if wanted < current.used:
+        return Rollout(current.present, wanted)
+    if wanted > current.present:
+        return Rollout(wanted, current.used)
+    if acknowledged:
+        if current.used < wanted:
+            return Rollout(current.present, wanted)
+        return Rollout(wanted, wanted)
+    return current
+
+
+def peering_id(attachment: Attachment) -> tuple[str, str]:
+    """Key of a peering among the rollouts: its cluster and name."""
+    return attachment.peering.cluster, attachment.peering.name

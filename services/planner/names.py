@@ -1,0 +1,40 @@
+"""Names that the kernel and nftables take, made from names that people give.
+
+The kernel takes 15 bytes for a link. A name that fits is used as it is, so that a person recognises it; any other is replaced by a hash of
+the whole name, which is stable over restarts and order of arrival. Two names of one cluster that would meet are refused at admission.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+
+LINK_NAME_BYTES = 15
+OVERLAY_LINK_PREFIX = "mo."
+TUNNEL_LINK_PREFIX = "mt."
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_HASH_CHARACTERS = 10
+
+
+def fit(prefix: str, name: str, limit: int = LINK_NAME_BYTES) -> str:
+    """`prefix` + `name` where that fits into `limit` bytes, else `prefix` + 10 characters of a hash of the name."""
+    if len(prefix + name) <= limit and _PLAIN.fullmatch(name):
+        return prefix + name
+    raw = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return prefix + base64.b32encode(raw).decode().lower()[:_HASH_CHARACTERS]
+
+
+def overlay_link(far_host: str) -> str:
+    """Name of the overlay link to a host of the same cluster."""
+    return fit(OVERLAY_LINK_PREFIX, far_host)
+
+
+def tunnel_link(index: int) -> str:
+    """Name of the gateway's tunnel number `index`, from 0."""
+    return f"{TUNNEL_LINK_PREFIX}{index}"
+
+
+def table(cluster: str, peering: str) -> str:
+    """Name of the nftables table of a peering; `cluster` is the one whose subject space holds the peering."""
+    return fit("meshmark.", f"{cluster}.{peering}", limit=48)

@@ -1,0 +1,132 @@
+"""The admitted topology, indexed for the questions that admission and compilation ask."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from schemas.topology import Cluster, Gateway, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
+from schemas.values import Address, Prefix
+
+
+class HostId(NamedTuple):
+    """A host: the cluster's name and the node's or gateway's."""
+
+    cluster: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.cluster}/{self.name}"
+
+
+class Attachment(NamedTuple):
+    """A gateway's place in its peering: which end it is (0 or 1), that end and the other one."""
+
+    peering: Peering
+    index: int
+
+    @property
+    def end(self) -> PeeringEnd:
+        return self.peering.ends[self.index]
+
+    @property
+    def far(self) -> PeeringEnd:
+        return self.peering.ends[1 - self.index]
+
+    @property
+    def host(self) -> HostId:
+        return HostId(self.end.cluster, self.end.gateway)
+
+    @property
+    def far_host(self) -> HostId:
+        return HostId(self.far.cluster, self.far.gateway)
+
+
+class State:
+    """Admitted objects by reference (``Kind/cluster/name``). `put` and `remove` keep the indexes right."""
+
+    def __init__(self, objects: Iterable[Topology] = ()) -> None:
+        self.objects: dict[str, Topology] = {}
+        self.clusters: dict[str, Cluster] = {}
+        self.nodes: dict[str, dict[str, Node]] = defaultdict(dict)
+        self.gateways: dict[str, dict[str, Gateway]] = defaultdict(dict)
+        self.pods: dict[str, dict[str, Pod]] = defaultdict(dict)
+        self.pods_by_node: dict[HostId, set[str]] = defaultdict(set)
+        self.keys: dict[HostId, PublicKey] = {}
+        self.attachments: dict[str, dict[str, Attachment]] = defaultdict(dict)
+        self._addresses: dict[tuple[str, Address], str] = {}
+        for item in objects:
+            self.put(item)
+
+    def put(self, item: Topology) -> None:
+        """Add an object, or replace the one with its reference."""
+        self.remove(item.ref)
+        self.objects[item.ref] = item
+        match item:
+            case Cluster():
+                self.clusters[item.name] = item
+            case Node():
+                self.nodes[item.cluster][item.name] = item
+            case Gateway():
+                self.gateways[item.cluster][item.name] = item
+            case PublicKey():
+                self.keys[HostId(item.cluster, item.name)] = item
+            case Peering():
+                for index, end in enumerate(item.ends):
+                    self.attachments[end.cluster][end.gateway] = Attachment(item, index)
+            case Pod():
+                self.pods[item.cluster][item.name] = item
+                self.pods_by_node[HostId(item.cluster, item.node)].add(item.name)
+                self._addresses.update({(item.cluster, address): item.ref for address in item.addresses})
+
+    def remove(self, ref: str) -> Topology | None:
+        """Take an object out; returns it, or None when it was not there."""
+        item = self.objects.pop(ref, None)
+        match item:
+            case Cluster():
+                del self.clusters[item.name]
+            case Node():
+                del self.nodes[item.cluster][item.name]
+            case Gateway():
+                del self.gateways[item.cluster][item.name]
+            case PublicKey():
+                del self.keys[HostId(item.cluster, item.name)]
+            case Peering():
+                for end in item.ends:
+                    del self.attachments[end.cluster][end.gateway]
+            case Pod():
+                del self.pods[item.cluster][item.name]
+                self.pods_by_node[HostId(item.cluster, item.node)].discard(item.name)
+                for address in item.addresses:
+                    self._addresses.pop((item.cluster, address), None)
+        return item
+
+    def copy(self) -> State:
+        return State(self.objects.values())
+
+    def host(self, host: HostId) -> Node | Gateway | None:
+        return self.nodes[host.cluster].get(host.name) or self.gateways[host.cluster].get(host.name)
+
+    def hosts(self) -> Iterator[HostId]:
+        """Every node and gateway."""
+        for group in (self.nodes, self.gateways):
+            for cluster, members in group.items():
+                yield from (HostId(cluster, name) for name in members)
+
+    def hosts_of(self, cluster: str) -> Iterator[HostId]:
+        yield from (HostId(cluster, name) for name in self.nodes[cluster])
+        yield from (HostId(cluster, name) for name in self.gateways[cluster])
+
+    def pod_with(self, cluster: str, address: Address) -> str | None:
+        """Reference of the pod that has this address."""
+        return self._addresses.get((cluster, address))
+
+
+def seen_prefixes(state: State, attachment: Attachment) -> list[tuple[Prefix, Prefix]]:
+    """How an end sees the other: pairs of the prefix it uses and the other cluster's real one, pods first, then external."""
+    far = state.clusters[attachment.far.cluster]
+    end = attachment.end
+    pods = end.remap_pods or far.pod_prefixes
+    external = end.remap_external or far.external_prefixes
+    return [*zip(pods, far.pod_prefixes, strict=True), *zip(external, far.external_prefixes, strict=True)]
