@@ -1,0 +1,54 @@
+"""Topology files: YAML with any number of documents (JSON is YAML), to typed objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import yaml
+
+from schemas.codec import DecodeError
+from schemas.topology import Topology, convert_topology
+from services.runtime.errors import Permanent
+
+
+class FileError(Permanent):
+    """A topology file cannot be read; the text names the file, the document and the field."""
+
+
+def load(paths: Iterable[Path]) -> list[Topology]:
+    """The objects of these files, in their order; a document may also be a list of objects. FileError says where it is wrong."""
+    return [item for path in paths for item in _load_file(path)]
+
+
+def _load_file(path: Path) -> Iterator[Topology]:
+    for index, document in enumerate(_documents(path), start=1):
+        for value in document if isinstance(document, list) else [document]:
+            try:
+                yield convert_topology(value)
+            except DecodeError as error:
+                msg = f"{path}: document {index}{_called(value)}: {error}"
+                raise FileError(msg) from None
+
+
+def _documents(path: Path) -> list[object]:
+    """The file's documents; empty ones, as a trailing ``---`` makes, do not count."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        msg = f"{path}: {reason}"
+        raise FileError(msg) from None
+    try:
+        return [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        msg = f"{path}: not valid YAML: {' '.join(str(error).split())}"
+        raise FileError(msg) from None
+
+
+def _called(value: object) -> str:
+    """`` (Kind name)`` as far as the document says so, to find it by eye."""
+    if not isinstance(value, dict):
+        return ""
+    words = [str(value[field]) for field in ("kind", "name") if value.get(field)]
+    return f" ({' '.join(words)})" if words else ""

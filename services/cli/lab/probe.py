@@ -1,0 +1,201 @@
+"""Packets between pods, and what the receiving pod saw: the check of the data path that trusts nobody.
+
+One process holds sockets in every pod's namespace and drives them all from one event loop. A server answers each request with
+the addresses that it saw, so that a client learns both whether a packet got through and how it was translated on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import itertools
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from schemas.topology import Pod, Topology
+from services.cli.lab import namespaces
+from services.cli.lab.expected import Walk, expected
+from services.cli.lab.layout import pod_namespace
+from services.runtime.errors import MeshmarkError, Permanent
+
+Protocol = Literal["udp", "tcp"]
+
+_TRIES = 6
+_PATIENCE_S = 0.3
+_TOGETHER = 64
+"""Probes at one time, so that neither open files nor the two cores of a small machine are what fails."""
+_IP_PKTINFO = 8
+
+
+class Check(Struct, frozen=True):
+    """One thing that was looked at: what, whether it holds, and what was seen."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+class Probe(Struct, frozen=True):
+    """One pod pair and protocol, and what has to be seen; `walk` is None where the topology gives no way."""
+
+    client: Pod
+    server: Pod
+    protocol: Protocol
+    walk: Walk | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.protocol} {self.client.cluster}/{self.client.name} → {self.server.cluster}/{self.server.name}"
+
+
+class Seen(Struct, frozen=True):
+    """What the server saw of a request."""
+
+    source: str
+    destination: str
+
+
+def probes(topology: Iterable[Topology]) -> list[Probe]:
+    """Every ordered pod pair, by UDP and by TCP."""
+    items = list(topology)
+    pods = sorted((item for item in items if isinstance(item, Pod)), key=lambda pod: pod.ref)
+    return [
+        Probe(client, server, protocol, expected(items, client, server))
+        for client, server in itertools.permutations(pods, 2)
+        for protocol in ("udp", "tcp")
+    ]
+
+
+async def check(topology: Iterable[Topology]) -> list[Check]:
+    """Probe every pod pair that the topology joins and compare with what it says; other pairs are not part of the answer."""
+    wanted = [probe for probe in probes(topology) if probe.walk is not None]
+    gate = asyncio.Semaphore(_TOGETHER)
+
+    async def one(probe: Probe, ports: dict[str, int]) -> Check:
+        async with gate:
+            return await _check(probe, ports)
+
+    async with _servers({_namespace(pod) for probe in wanted for pod in (probe.client, probe.server)}) as ports:
+        return list(await asyncio.gather(*(one(probe, ports) for probe in wanted)))
+
+
+async def _check(probe: Probe, ports: dict[str, int]) -> Check:
+    assert probe.walk is not None
+    walk = probe.walk
+    try:
+        port = ports[_namespace(probe.server)]
+        ask = _ask_udp if probe.protocol == "udp" else _ask_tcp
+        seen = await ask(_namespace(probe.client), (probe.client.addresses[0], walk.dial, port))
+    except MeshmarkError as error:
+        return Check(probe.name, ok=False, detail=str(error))
+    except KeyError:
+        return Check(probe.name, ok=False, detail=f"no network namespace {_namespace(probe.server)}")
+    if seen is None:
+        return Check(probe.name, ok=False, detail=f"dialled {walk.dial}: no answer in {_TRIES} tries of {_PATIENCE_S} s")
+    ok = (seen.source, seen.destination) == (walk.seen_source, walk.seen_destination)
+    wanted = "" if ok else f"; expected {walk.seen_source} → {walk.seen_destination}"
+    return Check(probe.name, ok=ok, detail=f"dialled {walk.dial}, server saw {seen.source} → {seen.destination}{wanted}")
+
+
+def _namespace(pod: Pod) -> str:
+    return pod_namespace(pod.cluster, pod.name)
+
+
+@contextlib.asynccontextmanager
+async def _servers(names: Iterable[str]) -> AsyncIterator[dict[str, int]]:
+    """A UDP and a TCP server in each namespace; the port of each, which is the same for both. A namespace that is gone has none."""
+    loop = asyncio.get_running_loop()
+    ports = {}
+    async with contextlib.AsyncExitStack() as stack:
+        for name in names:
+            try:
+                datagrams, listener = namespaces.inside(name, _server_sockets)
+            except Permanent:
+                continue
+            ports[name] = listener.getsockname()[1]
+            loop.add_reader(datagrams, _answer_udp, datagrams)
+            stack.callback(_close_reader, loop, datagrams)
+            await stack.enter_async_context(await asyncio.start_server(_answer_tcp, sock=listener))
+        yield ports
+
+
+def _server_sockets() -> tuple[socket.socket, socket.socket]:
+    listener = socket.create_server(("", 0), backlog=1024)
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.setblocking(False)  # noqa: FBT003 - positional in the standard library
+    datagrams.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+    datagrams.bind(("", listener.getsockname()[1]))
+    return datagrams, listener
+
+
+def _close_reader(loop: asyncio.AbstractEventLoop, opened: socket.socket) -> None:
+    loop.remove_reader(opened)
+    opened.close()
+
+
+def _answer_udp(datagrams: socket.socket) -> None:
+    """Answer every datagram that waits, from the address that it was sent to."""
+    with contextlib.suppress(OSError):
+        while True:
+            token, ancillary, _, (source, port) = datagrams.recvmsg(64, 128)
+            for level, kind, data in ancillary:
+                if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
+                    _, local, destination = struct.unpack("=i4s4s", data)
+                    answer = token + msgspec.json.encode(Seen(source, str(ipaddress.IPv4Address(destination))))
+                    back = (socket.IPPROTO_IP, _IP_PKTINFO, struct.pack("=i4s4s", 0, local, bytes(4)))
+                    datagrams.sendmsg([answer], [back], 0, (source, port))
+
+
+async def _answer_tcp(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    source, destination = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+    writer.write(msgspec.json.encode(Seen(source[0], destination[0])))
+    writer.close()
+
+
+async def _ask_udp(namespace: str, walk: tuple[str, str, int]) -> Seen | None:
+    """Ask from `walk`'s first address its second one at its port. A lost packet is asked again: neighbours are still to be found."""
+    loop = asyncio.get_running_loop()
+    source, destination, port = walk
+    with _client(namespace, socket.SOCK_DGRAM, source) as client:
+        for number in range(_TRIES):
+            token = b"%04d" % number
+            with contextlib.suppress(OSError):
+                await loop.sock_sendto(client, token, (destination, port))
+                async with asyncio.timeout(_PATIENCE_S):
+                    answer, _ = await loop.sock_recvfrom(client, 512)
+                return msgspec.json.decode(answer[len(token) :], type=Seen)
+            await asyncio.sleep(_PATIENCE_S / 3)
+    return None
+
+
+async def _ask_tcp(namespace: str, walk: tuple[str, str, int]) -> Seen | None:
+    loop = asyncio.get_running_loop()
+    source, destination, port = walk
+    for _ in range(_TRIES):
+        with _client(namespace, socket.SOCK_STREAM, source) as client, contextlib.suppress(OSError):
+            async with asyncio.timeout(2 * _PATIENCE_S):
+                await loop.sock_connect(client, (destination, port))
+                answer = await loop.sock_recv(client, 512)
+            if answer:
+                return msgspec.json.decode(answer, type=Seen)
+        await asyncio.sleep(_PATIENCE_S / 3)
+    return None
+
+
+@contextlib.contextmanager
+def _client(namespace: str, kind: socket.SocketKind, source: str) -> Iterator[socket.socket]:
+    def make() -> socket.socket:
+        opened = socket.socket(socket.AF_INET, kind)
+        opened.setblocking(False)  # noqa: FBT003 - positional in the standard library
+        opened.bind((source, 0))
+        return opened
+
+    opened = namespaces.inside(namespace, make)
+    with opened:
+        yield opened

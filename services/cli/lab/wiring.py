@@ -1,0 +1,158 @@
+"""A layout in the kernel: the underlay's router, hosts on its bridge, pods on their nodes.
+
+The wiring is what a data centre and a CNI would have done before meshmark comes: addresses, routes within a cluster, and the CNI's
+masquerading in a table of its own (``ip lab-cni``). meshmark never touches any of it; the lab never touches what is meshmark's.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+from schemas.values import Address, Prefix
+from services.cli.lab import namespaces
+from services.cli.lab.layout import ROUTER, UNDERLAY, Host, Layout, PodSpace
+from services.runtime.errors import Permanent
+
+_QUIET = (
+    # The lab is IPv4; without this each link sends router solicitations and multicast reports into every capture.
+    ("ipv6/conf/all/disable_ipv6", "1"),
+    ("ipv6/conf/default/disable_ipv6", "1"),
+    # A new namespace inherits these from the machine, and the lab is to be the same everywhere.
+    ("ipv4/conf/all/rp_filter", "0"),
+    ("ipv4/conf/default/rp_filter", "0"),
+    ("ipv4/conf/all/accept_redirects", "0"),
+    ("ipv4/conf/default/accept_redirects", "0"),
+    ("ipv4/conf/all/send_redirects", "0"),
+    ("ipv4/conf/default/send_redirects", "0"),
+)
+_FORWARD = ("ipv4/ip_forward", "1")
+_NO_FORWARD = ("ipv4/ip_forward", "0")
+
+
+class Wiring:
+    """The hosts and pods that are made, and the way from there to another layout. Not safe for two threads at once."""
+
+    def __init__(self) -> None:
+        self.made = Layout({}, {})
+
+    def make_underlay(self) -> None:
+        """The router in the middle: one bridge, one address, a route to each host."""
+        namespaces.script([f"netns add {UNDERLAY}"])
+        namespaces.set_sysctls(UNDERLAY, (*_QUIET, _FORWARD))
+        namespaces.script(
+            [
+                "link set lo up",
+                "link add br0 type bridge stp_state 0 forward_delay 0",
+                f"address add {ROUTER}/32 dev br0",
+                "link set br0 up",
+            ],
+            UNDERLAY,
+        )
+
+    def turn_into(self, wanted: Layout) -> None:
+        """Make, change and remove until the kernel holds `wanted`. After a failure, what was made is known, and a second call goes on."""
+        made = self.made
+        for pod in [pod for name, pod in made.pods.items() if wanted.pods.get(name) != pod or _remade(made, wanted, pod.node)]:
+            self._remove_pod(pod)
+        for host in [host for name, host in made.hosts.items() if _remade(made, wanted, name)]:
+            self._remove_host(host)
+        for name, host in wanted.hosts.items():
+            if name not in made.hosts:
+                self._make_host(host)
+        for name, pod in wanted.pods.items():
+            if name not in made.pods:
+                self._make_pod(pod, wanted.hosts[pod.node])
+        for name, host in wanted.hosts.items():
+            if made.hosts[name] != host:
+                self._set_routes(made.hosts[name], host)
+
+    def _make_host(self, host: Host) -> None:
+        namespaces.remove([host.namespace])
+        near, far = f"name {host.cable} mtu {host.mtu} netns {UNDERLAY}", f"name {host.uplink} mtu {host.mtu} netns {host.namespace}"
+        namespaces.script([f"netns add {host.namespace}", f"link add {near} type veth peer {far}"])
+        namespaces.set_sysctls(host.namespace, (*_QUIET, _FORWARD if host.runs_pods else _NO_FORWARD))
+        namespaces.script([f"link set {host.cable} master br0 up", f"route replace {host.address}/32 dev br0 proto static"], UNDERLAY)
+        namespaces.script(
+            [
+                "link set lo up",
+                f"address add {host.address}/32 dev {host.uplink}",
+                f"link set {host.uplink} up",
+                f"route add default via {ROUTER} dev {host.uplink} onlink proto static",
+            ],
+            host.namespace,
+        )
+        if host.runs_pods:
+            _load_nft(host.namespace, cni_table(host))
+        self.made.hosts[host.namespace] = host.machine
+
+    def _remove_host(self, host: Host) -> None:
+        del self.made.hosts[host.namespace]
+        namespaces.script([f"route delete {host.address}/32 dev br0", f"link delete {host.cable}"], UNDERLAY)
+        namespaces.remove([host.namespace])
+
+    def _set_routes(self, made: Host, wanted: Host) -> None:
+        lines = [f"route delete {_cni_route(wanted, *route)}" for route in sorted(made.routes - wanted.routes)]
+        lines += [f"route add {_cni_route(wanted, *route)}" for route in sorted(wanted.routes - made.routes)]
+        namespaces.script(lines, wanted.namespace)
+        self.made.hosts[wanted.namespace] = wanted
+
+    def _make_pod(self, pod: PodSpace, node: Host) -> None:
+        namespaces.remove([pod.namespace])
+        near, far = f"name {pod.cable} mtu {pod.mtu} netns {pod.node}", f"name eth0 mtu {pod.mtu} netns {pod.namespace}"
+        namespaces.script([f"netns add {pod.namespace}", f"link add {near} type veth peer {far}"])
+        namespaces.set_sysctls(pod.namespace, (*_QUIET, _NO_FORWARD))
+        # The node answers for the router's address as Calico does: without holding it, since on the uplink it is another machine's.
+        namespaces.set_sysctls(pod.node, ((f"ipv4/conf/{pod.cable}/proxy_arp", "1"), (f"ipv4/neigh/{pod.cable}/proxy_delay", "0")))
+        namespaces.script(
+            [
+                "link set lo up",
+                *(f"address add {address}/32 dev eth0" for address in pod.addresses),
+                "link set eth0 up",
+                f"route add default via {ROUTER} dev eth0 onlink",
+            ],
+            pod.namespace,
+        )
+        namespaces.script(
+            [
+                f"link set {pod.cable} up",
+                *(f"route add {address}/32 dev {pod.cable} src {node.address} proto static" for address in pod.addresses),
+            ],
+            pod.node,
+        )
+        self.made.pods[pod.namespace] = pod
+
+    def _remove_pod(self, pod: PodSpace) -> None:
+        del self.made.pods[pod.namespace]
+        namespaces.script([f"link delete {pod.cable}"], pod.node)
+        namespaces.remove([pod.namespace])
+
+
+def cni_table(host: Host) -> str:
+    """The table that the lab's CNI keeps on a node: pods that leave the cluster take the node's address."""
+    pods = ", ".join(host.pod_prefixes)
+    return f"""\
+table ip lab-cni {{
+    chain postrouting {{
+        type nat hook postrouting priority srcnat; policy accept;
+        ip saddr {{ {pods} }} ip daddr != {{ {pods} }} oifname "{host.uplink}" masquerade
+    }}
+}}
+"""
+
+
+def _cni_route(host: Host, prefix: Prefix, node: Address) -> str:
+    return f"{prefix} via {node} dev {host.uplink} onlink proto static"
+
+
+def _remade(made: Layout, wanted: Layout, namespace: str) -> bool:
+    """Whether a host that is there goes away, if only to come back different."""
+    host, other = made.hosts.get(namespace), wanted.hosts.get(namespace)
+    return host is not None and (other is None or host.machine != other.machine)
+
+
+def _load_nft(namespace: str, text: str) -> None:
+    command = ["ip", "netns", "exec", namespace, "nft", "-f", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        msg = f"nft in {namespace}: {done.stderr.strip()}"
+        raise Permanent(msg)
