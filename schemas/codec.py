@@ -47,7 +47,7 @@ def convert(value: object, kind: type[T]) -> T:
 
 
 def encode(value: object) -> bytes:
-    """Encode as compact JSON, fields in declaration order: equal values give equal bytes."""
+    """Encode as compact JSON, fields in declaration order: equal values give equal bytes, but for Structs that omit defaults."""
     return _encoder.encode(value)
 
 
@@ -57,7 +57,7 @@ def to_builtins(value: object) -> Any:  # noqa: ANN401 - plain JSON data has no 
 
 
 def digest(value: object) -> int:
-    """A 128-bit digest of one value. Digests of a set of values are summed modulo 2**128 (``add_digests``)."""
+    """A 128-bit digest of one value of a plan. Digests of a set of values are summed modulo 2**128 (``plan.unit_digest``)."""
     return int.from_bytes(hashlib.blake2b(encode(value), digest_size=16).digest(), "big")
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-_VALUE = {"frozen": True, "rename": "camel", "omit_defaults": True, "tag_field": "kind"}
+_VALUE = {"frozen": True, "rename": "camel", "tag_field": "kind"}  # defaults are written: see schemas.plan
 
 Hook = Literal["prerouting", "input", "forward", "output", "postrouting"]
 ChainType = Literal["filter", "nat", "route"]

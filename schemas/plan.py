@@ -15,7 +15,8 @@ from schemas import codec
 from schemas.nft import ChainType, DataType, Hook, Rule
 from schemas.values import Address, Endpoint, Key, Mac, Name, Prefix
 
-_VALUE = {"frozen": True, "rename": "camel", "omit_defaults": True, "tag_field": "kind"}
+# Defaults are written, not omitted: msgspec omits a default by identity, so that equal objects would have unequal bytes and digests.
+_VALUE = {"frozen": True, "rename": "camel", "tag_field": "kind"}
 
 OWN_PROTOCOL = 77
 """Protocol number of every route and rule that is ours."""
@@ -104,7 +105,7 @@ class LinkAddress(Struct, **_VALUE, tag="address"):
         return f"address {self.link} {self.address}/{self.length}"
 
 
-class NextHop(Struct, frozen=True, rename="camel", omit_defaults=True):
+class NextHop(Struct, frozen=True, rename="camel"):
     """Where a route goes: out of `link`, to the neighbour `via` if given. A hop of weight 3 gets three times the flows of weight 1."""
 
     link: str

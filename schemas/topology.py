@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from schemas.codec import DecodeError, convert, decode
 from schemas.values import Address, Endpoint, Key, Name, Prefix
 
+Uplink = Annotated[Name, Meta(extra_json_schema={"default": "eth0"})]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Layer = Literal["nft", "rule", "route"]
 Policy = Literal["repair", "alert"]
@@ -80,7 +81,7 @@ class Node(Object, frozen=True, kw_only=True, tag=True):
 
     cluster: Name
     address: Address
-    uplink: Name = Name("eth0")
+    uplink: Uplink = field(default_factory=lambda: Name("eth0"))
     pod_prefixes: tuple[Prefix, ...] = ()
 
     @property
@@ -93,7 +94,7 @@ class Gateway(Object, frozen=True, kw_only=True, tag=True):
 
     cluster: Name
     address: Address
-    uplink: Name = Name("eth0")
+    uplink: Uplink = field(default_factory=lambda: Name("eth0"))
 
     @property
     def home(self) -> Name:

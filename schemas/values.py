@@ -12,18 +12,23 @@ import binascii
 import ipaddress
 import re
 from functools import lru_cache
-from typing import Self
+from typing import Any, ClassVar, Self
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_QUAD = r"[0-9]{1,3}(\.[0-9]{1,3}){3}"
 _NUMBER = re.compile(r"[0-9]{1,5}")
 _LAST_PORT = 65535
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 class Text(str):
-    """A string in canonical form; subclasses say of what."""
+    """A string in canonical form; subclasses say of what.
+
+    `json_schema` says the same to a JSON Schema validator, as far as a pattern can; ``parse`` has the last word.
+    """
 
     __slots__ = ()
+    json_schema: ClassVar[dict[str, Any]] = {}
 
     @classmethod
     def parse(cls, value: object) -> Self:
@@ -42,6 +47,7 @@ class Prefix(Text):
     """An IP prefix in CIDR form; a bare address is a /32. Host bits are refused, never masked silently."""
 
     __slots__ = ()
+    json_schema: ClassVar[dict[str, Any]] = {"pattern": rf"^{_QUAD}(/[0-9]{{1,2}})?$", "examples": ["10.61.0.0/16"]}
 
     @classmethod
     def canonical(cls, value: str) -> str:
@@ -93,6 +99,7 @@ class Address(Text):
     """An IP address."""
 
     __slots__ = ()
+    json_schema: ClassVar[dict[str, Any]] = {"pattern": rf"^{_QUAD}$", "format": "ipv4", "examples": ["10.61.0.5"]}
 
     def __new__(cls, value: object) -> Self:
         return super().__new__(cls, str(value))
@@ -111,9 +118,10 @@ class Address(Text):
 
 
 class Endpoint(Text):
-    """An UDP endpoint, ``address:port``."""
+    """A UDP endpoint, ``address:port``."""
 
     __slots__ = ()
+    json_schema: ClassVar[dict[str, Any]] = {"pattern": rf"^{_QUAD}:[0-9]{{1,5}}$", "examples": ["192.0.2.7:51840"]}
 
     @classmethod
     def canonical(cls, value: str) -> str:
@@ -144,6 +152,7 @@ class Name(Text):
     """
 
     __slots__ = ()
+    json_schema: ClassVar[dict[str, Any]] = {"pattern": rf"^{_NAME.pattern}$", "minLength": 1, "maxLength": 63}
 
     @classmethod
     def canonical(cls, value: str) -> str:
@@ -157,6 +166,7 @@ class Key(Text):
     """A WireGuard public key, 32 bytes in base64."""
 
     __slots__ = ()
+    json_schema: ClassVar[dict[str, Any]] = {"pattern": "^[A-Za-z0-9+/]{43}=$", "contentEncoding": "base64"}
 
     @classmethod
     def canonical(cls, value: str) -> str:
@@ -174,6 +184,7 @@ class Mac(Text):
     """An Ethernet address, lower case with colons."""
 
     __slots__ = ()
+    json_schema: ClassVar[dict[str, Any]] = {"pattern": "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$"}
 
     @classmethod
     def canonical(cls, value: str) -> str:
