@@ -123,19 +123,29 @@ def find_folder(path: Path | None) -> Folder:
 
 def claim(folder: Folder) -> TextIO:
     """Make this process the supervisor of the machine's one lab, until the returned file is closed; Conflict when there is one."""
-    lock = CURRENT.open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        where = lock.read().strip()
-        lock.close()
-        msg = f"a lab is already up on this machine, in {where or 'a folder of its own'}; end it with: meshmark lab down"
-        raise Conflict(msg) from None
+    while True:
+        lock = CURRENT.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            where = lock.read().strip()
+            lock.close()
+            msg = f"a lab is already up on this machine, in {where or 'a folder of its own'}; end it with: meshmark lab down"
+            raise Conflict(msg) from None
+        if _is_current(lock):
+            break
+        lock.close()  # another one removed the file before it let go of the lock
     lock.truncate(0)
     lock.write(f"{folder.path}\n")
     lock.flush()
     return lock
+
+
+def _is_current(lock: TextIO) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(lock.fileno()), CURRENT.stat())
+    return False
 
 
 def identify(pid: int) -> ProcessId:
