@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from schemas import codec
 from schemas.nft import ChainType, DataType, Hook, Rule
+from schemas.topology import DriftPolicy
 from schemas.values import Address, Endpoint, Key, Mac, Name, Prefix
 
 # Defaults are written, not omitted: msgspec omits a default by identity, so that equal objects would have unequal bytes and digests.
@@ -239,11 +240,15 @@ Unit = Mapping[str, Entry]
 
 
 class HostPlan(Struct, frozen=True):
-    """All units of one host, by unit name (``peering/rome/rome-milan``). An object may stand in several units, with equal values."""
+    """All units of one host, by unit name (``peering/rome/rome-milan``), and what its auditor does about drift.
+
+    An object may stand in several units, with equal values.
+    """
 
     cluster: Name
     host: Name
     units: Mapping[str, Unit]
+    drift: DriftPolicy = DriftPolicy()
 
     def objects(self) -> dict[str, PlanObject]:
         """What the kernel must hold: the union of the units."""
@@ -293,6 +298,7 @@ class PlanDiff(Struct, frozen=True, omit_defaults=True):
     causes: tuple[Cause, ...] = ()
     admitted_s: float = 0.0
     planned_s: float = 0.0
+    drift: DriftPolicy = DriftPolicy()
 
 
 class SnapshotChunk(Struct, frozen=True, omit_defaults=True):
@@ -310,6 +316,7 @@ class SnapshotHead(Struct, frozen=True, omit_defaults=True):
     generation: int
     units: dict[str, str]
     chunks: tuple[str, ...]
+    drift: DriftPolicy = DriftPolicy()
 
 
 def diff_units(old: Mapping[str, Unit], new: Mapping[str, Unit]) -> tuple[UnitDiff, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from schemas.plan import Entry, HostPlan, PlanObject
-from schemas.topology import Gateway, Node, Pod, Topology
+from schemas.topology import DriftPolicy, Gateway, Node, Pod, Topology
 from schemas.values import Name
 from services.planner.allocate import Allocations
 from services.planner.compile import gateway, node
@@ -65,7 +65,8 @@ class Compiler:
         units: dict[str, dict[str, Entry]] = {}
         for part_id, part in self._parts.get(host, {}).items():
             units.setdefault(part_id.unit, {}).update(part)
-        return HostPlan(Name(host.cluster), Name(host.name), units)
+        cluster = self._state.clusters.get(host.cluster)
+        return HostPlan(Name(host.cluster), Name(host.name), units, cluster.drift if cluster else DriftPolicy())
 
     def _replace(self, host: HostId, parts: dict[PartId, Part]) -> None:
         if parts:

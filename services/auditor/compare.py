@@ -1,0 +1,87 @@
+"""Plan against kernel, object by object. Pure.
+
+What is compared is the kernel's own normal form on both sides: how it lists what it holds, and how it would list the plan. One cause gives
+one finding: a table that is gone stands for all that was in it. While a unit is on its way to another digest, its objects are no drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set as AbstractSet
+
+from msgspec import Struct
+
+from schemas import codec
+from schemas.drift import DriftLayer
+from schemas.plan import HostPlan, NftTable, PlanObject
+from services.kernel.transaction import Held, Marker, Observed, same, unit_tag
+
+MARKER_KEY = "marker"
+LAYERS: tuple[DriftLayer, ...] = ("nft", "rule", "route")
+
+
+class Finding(Struct, frozen=True):
+    """One difference. `wanted` and `found` are in the kernel's form, as text; empty for what is not there."""
+
+    layer: DriftLayer
+    key: str
+    wanted: str
+    found: str
+    unit: str
+    because: tuple[str, ...]
+
+
+def compare(plan: HostPlan, reference: Observed, observed: Observed, marker: Marker | None, layers: AbstractSet[DriftLayer]) -> list[Finding]:
+    """Findings in the order of their keys. `reference` and `observed` hold the objects of `layers` only."""
+    settled = _settled(plan, marker)
+    wanted = {key: unit for unit in sorted(plan.units) for key in plan.units[unit] if key in reference}
+    gone = {item.name for key, item in reference.items() if isinstance(item, NftTable) and key not in observed}
+    found = list(_missing_marker(plan, marker, layers))
+    for key, unit in wanted.items():
+        item = reference[key]
+        if same(item, observed.get(key)) or unit not in settled or (_table(item) in gone and not isinstance(item, NftTable)):
+            continue
+        found.append(Finding(_layer(item), key, show(item), show(observed.get(key)), unit, plan.because(key)))
+    if settled == plan.units.keys():
+        found.extend(
+            Finding(_layer(item), key, "", show(item), _owner(item, wanted, reference), ())
+            for key, item in observed.items()
+            if key not in wanted and not _inside_foreign(item, observed, wanted)
+        )
+    return sorted(found, key=lambda finding: finding.key)
+
+
+def show(item: Held | None) -> str:
+    """An object as one line of JSON."""
+    return codec.encode(item).decode() if item is not None else ""
+
+
+def _settled(plan: HostPlan, marker: Marker | None) -> AbstractSet[str]:
+    """Units whose plan the kernel says it holds. Without a marker nothing is on its way: all of them."""
+    if marker is None:
+        return plan.units.keys()
+    return {name for name, digest in plan.digests().items() if marker.units.get(unit_tag(name)) == digest}
+
+
+def _missing_marker(plan: HostPlan, marker: Marker | None, layers: AbstractSet[DriftLayer]) -> Iterator[Finding]:
+    if marker is None and plan.units and "nft" in layers:
+        yield Finding("nft", MARKER_KEY, "the marker table", "", "", ())
+
+
+def _inside_foreign(item: Held, observed: Observed, wanted: Mapping[str, str]) -> bool:
+    """True for what lies in a table that is itself not wanted: the table stands for it."""
+    table = _table(item)
+    return table is not None and not isinstance(item, NftTable) and f"table {table}" in observed and f"table {table}" not in wanted
+
+
+def _owner(item: Held, wanted: Mapping[str, str], reference: Observed) -> str:
+    """The unit whose table an addition was made to."""
+    table = _table(item)
+    return next((unit for key, unit in wanted.items() if table is not None and _table(reference[key]) == table), "")
+
+
+def _table(item: Held | PlanObject) -> str | None:
+    return getattr(item, "table", None) if item.layer == "nft" else None
+
+
+def _layer(item: Held) -> DriftLayer:
+    return next(layer for layer in LAYERS if layer == item.layer)

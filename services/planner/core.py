@@ -1,0 +1,213 @@
+"""The planner without its loop: events in, decisions out. No clock, no broker; everything durable is returned to be written.
+
+A refused object is kept as pending and tried again whenever the admitted topology changes, so that what publishers said last is what holds
+once nothing stands in its way, in whatever order it was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from schemas.codec import DecodeError
+from schemas.plan import HostPlan, UnitDiff, diff_units
+from schemas.status import ApplyReport, Refusal
+from schemas.topology import KINDS, Peering, Topology, decode_topology
+from services.planner.admit import Problem, admit, admit_removal
+from services.planner.allocate import Allocations, Exhausted, Rollout, advance, peering_id
+from services.planner.compile import Compiler
+from services.planner.compile.parts import unit_name
+from services.planner.state import Attachment, HostId, State
+
+_KIND_BY_TOKEN = {kind.lower(): kind for kind in KINDS}
+
+
+class Said(Struct, frozen=True):
+    """One topology message: the subject's tokens, the payload (empty: delete), its place in the stream, when it was stored (Unix time)."""
+
+    tokens: tuple[str, ...]
+    payload: bytes
+    sequence: int
+    stored_s: float = 0.0
+
+
+class Admitted(NamedTuple):
+    """An object that joined the state, or (`item` None) left it."""
+
+    ref: str
+    item: Topology | None
+    said: Said
+
+
+class Step(NamedTuple):
+    """A host's plan goes from what was published to `plan` by `diffs`."""
+
+    host: HostId
+    plan: HostPlan
+    diffs: tuple[UnitDiff, ...]
+
+
+class Outcome:
+    """What came of some events: objects to write to STATE, refusals to tell, hosts whose plan may have changed."""
+
+    def __init__(self) -> None:
+        self.admitted: list[Admitted] = []
+        self.refused: list[Refusal] = []
+        self.unreadable: list[tuple[Said, str]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.admitted or self.refused or self.unreadable)
+
+
+class Core:
+    """The planner's state: admitted topology, allocations, compiled plans, what is published, what hosts reported."""
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.allocations = Allocations()
+        self.sequences: dict[str, int] = {}
+        self.published: dict[HostId, HostPlan] = {}
+        self.reports: dict[HostId, ApplyReport] = {}
+        self._compiler = Compiler(self.state, self.allocations)
+        self._pending: dict[str, tuple[Topology | None, Said]] = {}
+        self._dirty: set[HostId] = set()
+
+    def restore(self, objects: Iterable[tuple[Topology, int]], published: Mapping[HostId, HostPlan], reports: Mapping[HostId, ApplyReport]) -> None:
+        """Take over what an earlier planner admitted (with source sequences) and published; allocations are put in before."""
+        for item, sequence in objects:
+            self.state.put(item)
+            self.sequences[item.ref] = sequence
+            self.allocations.allocate(self.state, item)
+        self.published.update(published)
+        self.reports.update(reports)
+        self._compiler.refresh(list(self.state.objects.values()))
+        self._dirty = {*self.state.hosts(), *self.published}
+
+    def hear(self, events: Iterable[Said], *, quiet: bool = False) -> Outcome:
+        """Decide on topology messages, in stream order. With `quiet`, what is refused again is not told again."""
+        outcome = Outcome()
+        for said in events:
+            self._hear_one(said, outcome)
+        if quiet:
+            outcome.refused.clear()
+            outcome.unreadable.clear()
+        return outcome
+
+    def report(self, report: ApplyReport) -> None:
+        """Note what a host says that it holds."""
+        self.reports[HostId(report.cluster, report.host)] = report
+
+    def steps(self) -> list[Step]:
+        """The plans that differ from what is published, after rollouts have moved as far as the reports allow."""
+        self._advance_rollouts()
+        found = []
+        for host in sorted(self._dirty):
+            plan = self._compiler.plan(host)
+            before = self.published.get(host)
+            diffs = diff_units(before.units if before else {}, plan.units)
+            if diffs or (before is not None and before.drift != plan.drift):
+                found.append(Step(host, plan, diffs))
+        self._dirty.clear()
+        return found
+
+    def _hear_one(self, said: Said, outcome: Outcome) -> None:
+        if len(said.tokens) != len(("kind", "cluster", "name")) or said.tokens[0] not in _KIND_BY_TOKEN:
+            reason = f"the subject names no object: expected <kind>.<cluster>.<name> with a kind of {', '.join(sorted(_KIND_BY_TOKEN))}"
+            outcome.unreadable.append((said, reason))
+            return
+        kind, cluster, name = _KIND_BY_TOKEN[said.tokens[0]], said.tokens[1], said.tokens[2]
+        ref = f"{kind}/{cluster}/{name}"
+        if said.sequence <= self.sequences.get(ref, 0):
+            return
+        self._pending.pop(ref, None)
+        item, problem = _read(ref, said)
+        if problem is None:
+            problem = self._try(ref, item, said, outcome)
+        if problem is None:
+            self._retry_pending(outcome)
+            return
+        if problem.retry:
+            self._pending[ref] = (item, said)
+        outcome.refused.append(Refusal(kind, cluster, name, problem.reason, problem.field, problem.other, said.sequence))
+
+    def _try(self, ref: str, item: Topology | None, said: Said, outcome: Outcome) -> Problem | None:
+        before = self.state.objects.get(ref)
+        problem = admit(item, self.state) if item is not None else admit_removal(ref, self.state)
+        if problem is not None:
+            return problem
+        if item is not None and (allocated := self._put(item)) is not None:
+            return allocated
+        if item is None:
+            self.state.remove(ref)
+            if isinstance(before, Peering):
+                self.allocations.set_rollout((before.cluster, before.name), Rollout(0, 0))
+        self.sequences[ref] = said.sequence
+        if item != before:
+            self._dirty |= self._compiler.refresh([part for part in (before, item) if part is not None])
+        outcome.admitted.append(Admitted(ref, item, said))
+        return None
+
+    def _put(self, item: Topology) -> Problem | None:
+        before = self.state.objects.get(item.ref)
+        self.state.put(item)
+        try:
+            self.allocations.allocate(self.state, item)
+        except Exhausted as error:
+            self.state.remove(item.ref)
+            if before is not None:
+                self.state.put(before)
+            return Problem(str(error), "$.name")
+        return None
+
+    def _retry_pending(self, outcome: Outcome) -> None:
+        """Try what was refused again, until nothing more is admitted."""
+        progress = True
+        while progress:
+            progress = False
+            for ref, (item, said) in sorted(self._pending.items(), key=lambda entry: entry[1][1].sequence):
+                if self._try(ref, item, said, outcome) is None:
+                    del self._pending[ref]
+                    progress = True
+
+    def _advance_rollouts(self) -> None:
+        for item in [item for item in self.state.objects.values() if isinstance(item, Peering)]:
+            attachments = (Attachment(item, 0), Attachment(item, 1))
+            key = peering_id(attachments[0])
+            moved = advance(self.allocations.rollout(key), item.tunnels, acknowledged=all(map(self._in_sync, attachments)))
+            if moved != self.allocations.rollout(key):
+                self.allocations.set_rollout(key, moved)
+                self._dirty |= self._compiler.refresh([item])
+
+    def _in_sync(self, attachment: Attachment) -> bool:
+        """True when the end has its far end's key and holds the very unit that is published and still wanted."""
+        plan, report = self.published.get(attachment.host), self.reports.get(attachment.host)
+        if plan is None or report is None or attachment.far_host not in self.state.keys:
+            return False
+        unit = unit_name(attachment)
+        wanted = self._compiler.plan(attachment.host)
+        held = {entry.unit: entry.held for entry in report.units}
+        return wanted.units.get(unit) == plan.units.get(unit) and bool(held.get(unit)) and held[unit] == plan.digests().get(unit)
+
+
+def settle_rollouts(state: State, allocations: Allocations) -> None:
+    """Set every rollout to its end: what the plans are once all hosts have followed (for plans on paper)."""
+    for item in state.objects.values():
+        if isinstance(item, Peering):
+            allocations.set_rollout((item.cluster, item.name), Rollout(item.tunnels, item.tunnels))
+
+
+def _read(ref: str, said: Said) -> tuple[Topology | None, Problem | None]:
+    if not said.payload:
+        return None, None
+    try:
+        item = decode_topology(said.payload)
+    except DecodeError as error:
+        return None, Problem(error.reason, error.field, retry=False)
+    if item.ref != ref:
+        return None, Problem(f"the subject names {ref}, the payload {item.ref}; they must be the same", "$.name", retry=False)
+    return item, None
+
+
+__all__ = ["Admitted", "Core", "Outcome", "Said", "Step", "settle_rollouts"]

@@ -1,0 +1,266 @@
+"""The planner's loop: topology messages and reports in; state, allocations, snapshots, plans and refusals out.
+
+What is written before what, so that a kill at any instant loses nothing: allocations, then STATE, then snapshot and plan, then the
+acknowledgement of the topology message. After a restart, whatever was admitted and not yet planned differs from what is published, and
+is published then; when nothing differs, nothing is published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from schemas import codec, subjects
+from schemas.plan import Cause, HostPlan, PlanDiff, SnapshotHead
+from schemas.snapshot import join, split
+from schemas.status import ApplyReport
+from schemas.topology import KINDS, Topology, decode_topology
+from services.planner.allocate import NUMBER, Number, Rollout
+from services.planner.core import Core, Outcome, Said, Step
+from services.planner.state import HostId
+from services.runtime.broker import BatchMessage, Broker
+from services.runtime.deadletters import dead_letter
+from services.runtime.errors import Poison
+from services.runtime.messages import Message
+from services.runtime.service import Context
+
+_log = structlog.get_logger()
+
+_SEQUENCE_HEADER = "Meshmark-Sequence"
+_BATCH_MAX = 256
+_PLAN_BYTES_MAX = 256 * 1024
+_HOST_SERVICES = ("applier", "auditor")
+_HEAD = "head"
+_STATE, _TOPOLOGY, _ALLOCATION, _SNAPSHOT, _PLAN, _STATUS = "STATE", "TOPOLOGY", "ALLOCATION", "SNAPSHOT", "PLAN", "STATUS"
+
+
+class Planner:
+    """One planner process. `epoch` is higher than that of every planner before it."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._broker: Broker = context.broker
+        self._core = Core()
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue(maxsize=_BATCH_MAX)
+        self._epoch = 1
+        self._generations: dict[HostId, int] = {}
+        self._plan_sequences: dict[HostId, int] = {}
+        self._head_sequences: dict[HostId, int] = {}
+        self._chunks: dict[HostId, tuple[str, ...]] = {}
+        self._served: set[HostId] = set()
+
+    async def run(self) -> None:
+        """Restore, publish what is missing, then follow topology and reports until told to stop."""
+        await self._broker.ensure_streams()
+        await self._restore()
+        await self._publish_plans((), time.time())
+        self._context.ready("planner")
+        async with asyncio.TaskGroup() as group:
+            feeds = [
+                group.create_task(self._feed(_TOPOLOGY, "planner-topology"), name="topology"),
+                group.create_task(self._feed(_STATUS, "planner-status"), name="status"),
+            ]
+            await self._work()
+            for feed in feeds:
+                feed.cancel()
+
+    async def _feed(self, stream: str, durable: str) -> None:
+        async for message in self._broker.consume(stream, durable, max_ack_pending=_BATCH_MAX, max_deliver=-1):
+            await self._inbox.put(message)
+
+    async def _work(self) -> None:
+        """Take what has arrived, decide on all of it, write, acknowledge."""
+        while not self._context.stop.is_set():
+            batch = await self._next_batch()
+            if not batch:
+                continue
+            topology = [message for message in batch if message.subject.startswith(f"{subjects.TOPOLOGY}.")]
+            for message in batch:
+                if message not in topology:
+                    await self._note_report(message)
+            said = [_said(message) for message in topology]
+            outcome = self._core.hear(said)
+            await self._write(outcome)
+            causes = tuple(Cause(entry.ref, entry.said.sequence, entry.said.stored_s) for entry in outcome.admitted)
+            await self._publish_plans(causes, time.time())
+            for message in batch:
+                await message.ack()
+
+    async def _next_batch(self) -> list[Message]:
+        stop = self._context.stop
+        getter, stopper = asyncio.create_task(self._inbox.get(), name="inbox"), asyncio.create_task(stop.wait(), name="stop")
+        done, pending = await asyncio.wait((getter, stopper), return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if getter not in done:
+            return []
+        batch = [getter.result()]
+        while not self._inbox.empty() and len(batch) < _BATCH_MAX:
+            batch.append(self._inbox.get_nowait())
+        return batch
+
+    async def _note_report(self, message: Message) -> None:
+        try:
+            self._core.report(codec.decode(message.data, ApplyReport))
+        except codec.DecodeError as error:
+            await dead_letter(self._broker, "planner", message, str(error))
+
+    # Writing -------------------------------------------------------------------------------------------------------------------------
+
+    async def _write(self, outcome: Outcome) -> None:
+        await self._write_allocations()
+        metrics = self._context.metrics
+        for entry in outcome.admitted:
+            kind, cluster, name = entry.ref.split("/")
+            payload = codec.encode(entry.item) if entry.item is not None else b""
+            await self._broker.publish(subjects.state(kind, cluster, name), payload, headers={_SEQUENCE_HEADER: str(entry.said.sequence)})
+            metrics.planner_admitted.labels(kind).inc()
+            _log.info("admitted", object=entry.ref, deleted=entry.item is None, sequence=entry.said.sequence)
+        for refusal in outcome.refused:
+            subject = subjects.refused(refusal.kind, refusal.cluster, refusal.name)
+            await self._broker.publish(subject, codec.encode(refusal), message_id=f"refused-{refusal.sequence}")
+            metrics.planner_refused.labels(refusal.kind).inc()
+            _log.warning("refused", object=f"{refusal.kind}/{refusal.cluster}/{refusal.name}", field=refusal.field, reason=refusal.reason)
+        for said, reason in outcome.unreadable:
+            subject = ".".join((subjects.TOPOLOGY, *map(subjects.token, said.tokens)))
+            await dead_letter(self._broker, "planner", Message(subject, said.payload, sequence=said.sequence), reason)
+
+    async def _write_allocations(self) -> None:
+        allocations = self._core.allocations
+        for what, cluster, name in allocations.take_changes():
+            value = allocations.numbers[HostId(cluster, name)] if what == NUMBER else allocations.rollouts[cluster, name]
+            await self._broker.publish(subjects.allocation(what, cluster, name), codec.encode(value))
+
+    async def _publish_plans(self, causes: tuple[Cause, ...], admitted_s: float) -> None:
+        with self._context.metrics.compile_seconds.time():
+            steps = self._core.steps()
+        await self._write_allocations()
+        for step in steps:
+            await self._publish_plan(step, causes, admitted_s)
+        for kind in KINDS:
+            count = sum(item.kind == kind for item in self._core.state.objects.values())
+            self._context.metrics.planner_objects.labels(kind).set(count)
+        self._context.metrics.planner_hosts.set(len(self._core.published))
+
+    async def _publish_plan(self, step: Step, causes: tuple[Cause, ...], admitted_s: float) -> None:
+        host = step.host
+        await self._serve(host)
+        generation = self._generations.get(host, 0) + 1
+        await self._write_snapshot(step.plan, host, generation)
+        diff = PlanDiff(
+            step.plan.cluster, step.plan.host, self._epoch, generation, step.diffs, causes=causes, admitted_s=admitted_s,
+            planned_s=time.time(), drift=step.plan.drift,
+        )
+        payload = codec.encode(diff)
+        if len(payload) > _PLAN_BYTES_MAX:
+            payload = codec.encode(PlanDiff(diff.cluster, diff.host, diff.epoch, generation, resync=True, causes=causes[:16], drift=diff.drift))
+        sequence = await self._broker.publish(subjects.plan(*host), payload, expect=self._plan_sequences.get(host, 0))
+        self._plan_sequences[host] = sequence
+        self._generations[host] = generation
+        self._core.published[host] = step.plan
+        self._context.metrics.planner_plans.inc()
+        operations = sum(len(unit.put) + len(unit.drop) for unit in step.diffs)
+        _log.info("planned", host=str(host), generation=generation, operations=operations)
+
+    async def _write_snapshot(self, plan: HostPlan, host: HostId, generation: int) -> None:
+        head, chunks = split(plan, self._epoch, generation)
+        before = self._chunks.get(host, ())
+        changed = [number for number in range(len(chunks)) if before[number : number + 1] != (head.chunks[number],) or len(before) != len(chunks)]
+        batch = [BatchMessage(subjects.snapshot(*host, str(number)), chunks[number]) for number in changed]
+        batch.append(BatchMessage(subjects.snapshot(*host, _HEAD), codec.encode(head), self._head_sequences.get(host, 0)))
+        self._head_sequences[host] = await self._broker.publish_batch(batch)
+        self._chunks[host] = head.chunks
+
+    async def _serve(self, host: HostId) -> None:
+        """Make sure that the host's services find a consumer for their plan."""
+        if host in self._served:
+            return
+        for service in _HOST_SERVICES:
+            await self._broker.ensure_consumer(_PLAN, subjects.consumer(service, *host), filter_subject=subjects.plan(*host))
+        self._served.add(host)
+
+    # Restoring -----------------------------------------------------------------------------------------------------------------------
+
+    async def _restore(self) -> None:
+        await self._restore_allocations()
+        objects: list[tuple[Topology, int]] = []
+        async for message in self._broker.replay(_STATE, f"{subjects.STATE}.>"):
+            sequence = int(message.headers.get(_SEQUENCE_HEADER, "0"))
+            if message.data:
+                objects.append((decode_topology(message.data), sequence))
+            else:
+                kind, cluster, name = subjects.parse(message.subject).tokens
+                self._core.sequences[f"{_kind(kind)}/{cluster}/{name}"] = sequence
+        objects.sort(key=lambda entry: list(KINDS).index(entry[0].kind))
+        published = await self._restore_plans()
+        reports = {}
+        async for message in self._broker.replay(_STATUS, f"{subjects.STATUS}.>"):
+            report = codec.decode(message.data, ApplyReport)
+            reports[HostId(report.cluster, report.host)] = report
+        self._core.restore(objects, published, reports)
+        await self._restore_pending()
+        _log.info("restored", objects=len(objects), hosts=len(published), epoch=self._epoch)
+
+    async def _restore_allocations(self) -> None:
+        async for message in self._broker.replay(_ALLOCATION, f"{subjects.ALLOCATION}.>"):
+            what, cluster, name = subjects.parse(message.subject).tokens
+            if what == NUMBER:
+                self._core.allocations.put_number(HostId(cluster, name), codec.decode(message.data, Number))
+            else:
+                self._core.allocations.rollouts[cluster, name] = codec.decode(message.data, Rollout)
+
+    async def _restore_plans(self) -> dict[HostId, HostPlan]:
+        heads: dict[HostId, SnapshotHead] = {}
+        chunks: dict[tuple[HostId, str], bytes] = {}
+        async for message in self._broker.replay(_SNAPSHOT, f"{subjects.SNAPSHOT}.>"):
+            cluster, name, chunk = subjects.parse(message.subject).tokens
+            host = HostId(cluster, name)
+            if chunk == _HEAD:
+                heads[host] = codec.decode(message.data, SnapshotHead)
+                self._head_sequences[host] = message.sequence
+            else:
+                chunks[host, chunk] = message.data
+        published = {}
+        for host, head in heads.items():
+            published[host] = join(head, [chunks[host, str(number)] for number in range(len(head.chunks))])
+            self._chunks[host] = head.chunks
+            self._generations[host] = head.generation
+            self._epoch = max(self._epoch, head.epoch + 1)
+            await self._announce(host, head)
+        return published
+
+    async def _announce(self, host: HostId, head: SnapshotHead) -> None:
+        """Publish the generation of a snapshot that an earlier planner wrote and did not live to announce."""
+        last = await self._broker.last(_PLAN, subjects.plan(*host))
+        self._plan_sequences[host] = last.sequence if last else 0
+        if last is None or codec.decode(last.data, PlanDiff).generation < head.generation:
+            await self._serve(host)
+            diff = PlanDiff(head.cluster, head.host, head.epoch, head.generation, resync=True, drift=head.drift)
+            expect = self._plan_sequences[host]
+            self._plan_sequences[host] = await self._broker.publish(subjects.plan(*host), codec.encode(diff), expect=expect)
+
+    async def _restore_pending(self) -> None:
+        """What was said last and is not in force waits for what it misses, as it did before the restart."""
+        waiting = []
+        async for message in self._broker.replay(_TOPOLOGY, f"{subjects.TOPOLOGY}.>", last_per_subject=True):
+            waiting.append(_said(message))
+        await self._write(self._core.hear(sorted(waiting, key=lambda said: said.sequence), quiet=True))
+
+
+def _kind(token: str) -> str:
+    found = {kind.lower(): kind for kind in KINDS}.get(token)
+    if found is None:
+        msg = f"STATE holds an object of the unknown kind {token!r}; a newer planner wrote it: run that version"
+        raise Poison(msg)
+    return found
+
+
+def _said(message: Message) -> Said:
+    return Said(subjects.parse(message.subject).tokens, message.data, message.sequence, message.stored_s)
+
+
+async def main(context: Context) -> None:
+    """Run the planner until the context says stop."""
+    await Planner(context).run()
