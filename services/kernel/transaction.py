@@ -5,12 +5,14 @@ Rendering a change (to nft text, netlink or UAPI lines) and ordering changes int
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
-from schemas.plan import NftElement, NftSet, NftTable, PlanObject
+from schemas.nft import Match, Nat, Rule, VerdictMap
+from schemas.plan import Layer, NftChain, NftElement, NftSet, NftTable, PlanObject
 
 
 class ListedChain(Struct, frozen=True):
@@ -26,6 +28,7 @@ class ListedChain(Struct, frozen=True):
     type: str | None = None
     hook: str | None = None
     priority: int = 0
+    policy: str = ""
 
     layer = "nft"
 
@@ -34,7 +37,18 @@ class ListedChain(Struct, frozen=True):
         return f"chain {self.table} {self.name}"
 
 
-Held = PlanObject | ListedChain
+class Listed(Struct, frozen=True):
+    """An own object that is in a state which no plan can ask for: a link that is down or of another kind, a doubled rule, a named counter.
+
+    `text` says what was found. It equals no plan object, so it is always a difference, and it can be removed or replaced like any other.
+    """
+
+    layer: Layer
+    key: str
+    text: str
+
+
+Held = PlanObject | ListedChain | Listed
 Observed = Mapping[str, Held]
 """Own objects as the kernel holds them, by key."""
 
@@ -63,15 +77,15 @@ class Change(Struct, frozen=True):
         return "add" if self.old is None else "remove" if self.new is None else "replace"
 
     def inverse(self) -> Change:
-        """The change that undoes this one. A chain known only by its listing cannot be restored: ValueError."""
-        if isinstance(self.old, ListedChain):
+        """The change that undoes this one. What is known only by its listing cannot be restored: ValueError."""
+        if isinstance(self.old, ListedChain | Listed):
             msg = f"{self.key} is known by its listing only"
             raise ValueError(msg)
         return Change(self.new, self.old)
 
 
 class Marker(Struct, frozen=True):
-    """Which plan the kernel holds: written in the same nft batch as the plan itself. `units` is digest by unit name's tag (``unit_tag``)."""
+    """Which plan the kernel holds: written in the same nft batch as the plan itself. `units` is digest by ``unit_tag`` of the unit's name."""
 
     epoch: int
     generation: int
@@ -91,20 +105,50 @@ def repairs(wanted: Mapping[str, PlanObject], reference: Observed, observed: Obs
     An element of a map is replaced, not added, when its value differs; elements of sets that go away with their set are left out
     by the renderer, not here.
     """
-    found = [
-        Change(observed.get(key), value) for key, value in wanted.items() if not same(reference[key], observed.get(key))
-    ]
+    found = [Change(observed.get(key), value) for key, value in wanted.items() if not same(reference[key], observed.get(key))]
     found.extend(Change(value, None) for key, value in observed.items() if key not in wanted)
     return found
 
 
 def same(wanted: Held, observed: Held | None) -> bool:
-    """True when the kernel holds what is wanted. Objects that the kernel completes by itself decide by ``matches``."""
-    return observed is not None and (wanted == observed or _matches(wanted, observed))
+    """True when the kernel holds what is wanted. `wanted` is in the form of ``Kernel.reference``."""
+    return wanted == observed
 
 
-def _matches(wanted: Held, observed: Held) -> bool:
-    return False
+def with_dependents(batch: Sequence[Change], wanted: Mapping[str, PlanObject]) -> list[Change]:
+    """The batch, completed where the header of a set changes.
+
+    The kernel cannot change a set's header: the set is made anew, empty, and only when no rule names it. So all its wanted elements
+    and all wanted chains that name it go into the same batch, as changes from themselves to themselves. Any other batch is unchanged.
+    """
+    recreated = {(item.subject.table, item.subject.name) for item in batch if is_recreated_set(item)}  # type: ignore[union-attr]
+    if not recreated:
+        return list(batch)
+    present = {item.key for item in batch}
+    found = list(batch)
+    for key, value in wanted.items():
+        member = isinstance(value, NftElement) and (value.table, value.set) in recreated
+        user = isinstance(value, NftChain) and any((value.table, name) in recreated for rule in value.rules for name in named_sets(rule))
+        if (member or user) and key not in present:
+            found.append(Change(value, value))
+    return found
+
+
+def is_recreated_set(change: Change) -> bool:
+    """True for a set that must be made anew since its header changes."""
+    return isinstance(change.new, NftSet) and change.old is not None and change.old != change.new
+
+
+def named_sets(rule: Rule) -> set[str]:
+    """Names of the sets and maps that a rule looks up."""
+    found = {item.map for item in rule if isinstance(item, VerdictMap | Nat)}
+    found.update(value[1:] for item in rule if isinstance(item, Match) for value in item.values if value.startswith("@"))
+    return found
+
+
+def unit_tag(unit: str) -> str:
+    """A short name of a unit for ``Marker.units``: 16 hexadecimal digits, the same on every host and in every release."""
+    return hashlib.blake2b(unit.encode(), digest_size=8).hexdigest()
 
 
 def tables(objects: Iterable[Held]) -> set[str]:
@@ -112,4 +156,19 @@ def tables(objects: Iterable[Held]) -> set[str]:
     return {item.name for item in objects if isinstance(item, NftTable)}
 
 
-__all__ = ["Change", "Held", "ListedChain", "Marker", "NftElement", "NftSet", "Observed", "changes", "repairs", "same", "tables"]
+__all__ = [
+    "Change",
+    "Held",
+    "Listed",
+    "ListedChain",
+    "Marker",
+    "Observed",
+    "changes",
+    "is_recreated_set",
+    "named_sets",
+    "repairs",
+    "same",
+    "tables",
+    "unit_tag",
+    "with_dependents",
+]

@@ -1,0 +1,153 @@
+"""The real kernel behind ``port.Kernel``: drivers put together, one for each layer.
+
+Owns the sockets of the drivers, made in the network namespace of the thread that makes the object. Nothing is remembered between calls but the
+chains' normal forms: after a restart everything is found by ownership. Each read takes one dump of the links first, since all layers name
+links by number.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from schemas.plan import (
+    Layer,
+    LinkAddress,
+    NftChain,
+    PlanObject,
+    Sysctl,
+    VxlanLink,
+    WireguardLink,
+    WireguardPeer,
+)
+from schemas.status import Capabilities
+from schemas.values import Key
+from services.kernel.addresses import Addresses
+from services.kernel.conntrack import Conntrack
+from services.kernel.links import Links, held_vxlan
+from services.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
+from services.kernel.nft.engine import LibNftables, NftEngine
+from services.kernel.nft.reference import Reference
+from services.kernel.port import ALL_LAYERS, Flow
+from services.kernel.routes import Routes
+from services.kernel.rules import Rules
+from services.kernel.sysctls import Sysctls, normal
+from services.kernel.transaction import Change, Held, Listed, Marker, Observed
+from services.kernel.uapi import Userspace
+from services.kernel.wireguard import KeyFile, Wireguard, sorted_prefixes
+from services.kernel.wireguard_kernel import KernelModule
+from services.runtime.errors import Permanent
+
+_BY_DEVICE: frozenset[Layer] = frozenset(("link", "address", "wireguard", "route"))
+
+
+class LinuxKernel:
+    """The kernel of the namespace that the calling thread is in. `state_dir` holds the private key and the sysctls' old values."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._netlink = NetlinkSocket(NETLINK_ROUTE)
+        self._conntrack = Conntrack()
+        self._engine: NftEngine = LibNftables()
+        self._reference = Reference(LibNftables)
+        self._links = Links(self._netlink)
+        self._addresses = Addresses(self._netlink)
+        self._routes = Routes(self._netlink)
+        self._rules = Rules(self._netlink)
+        self._sysctls = Sysctls(state_dir)
+        self._keys = KeyFile(state_dir)
+        self._module = KernelModule(self._netlink)
+        userspace = Userspace(lambda name: self._links.device(name) is not None)
+        preferred = "wireguard" if self._module.is_available() else "tun" if userspace.is_available() else ""
+        self._wireguard = Wireguard(self._links, self._keys, {"wireguard": self._module, "tun": userspace}, preferred)
+        kinds = {"wireguard": "kernel", "tun": "userspace", "": "none"}
+        self._capabilities = Capabilities(platform.release(), self._engine.version, kinds[preferred])  # type: ignore[arg-type]
+
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def public_key(self) -> Key:
+        return self._keys.public()
+
+    def read(self, wanted: Mapping[str, PlanObject], layers: Collection[Layer] = ALL_LAYERS) -> Observed:
+        found: dict[str, Held] = {}
+        devices = self._links.devices() if _BY_DEVICE & set(layers) else {}
+        if "sysctl" in layers:
+            found.update(self._sysctls.read(wanted))
+        if "link" in layers:
+            own = [device for device in devices.values() if device.is_own]
+            unknown = {
+                f"link {item.name}": Listed("link", f"link {item.name}", f"a link of kind {item.kind or 'physical'}") for item in own
+            }
+            vxlan = {f"link {item.name}": held for item in own if (held := held_vxlan(item)) is not None}
+            found |= unknown | vxlan | self._wireguard.read_links(devices)
+        if "address" in layers:
+            found.update(self._addresses.read(devices))
+        if "wireguard" in layers:
+            found |= self._wireguard.read_peers(devices, wanted, time.time())
+        if "nft" in layers:
+            for table in self._engine.tables():
+                found |= self._engine.read(table, wanted)
+        if "rule" in layers:
+            found |= self._rules.read()
+        if "route" in layers:
+            found |= self._routes.read(devices)
+        return found
+
+    def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
+        found: dict[str, Held] = {key: self._normal(item) for key, item in wanted.items() if not isinstance(item, NftChain)}
+        return found | self._reference.of(wanted)
+
+    def write(self, change: Change) -> None:
+        match change.subject.layer:
+            case "sysctl":
+                self._sysctls.write(change)
+            case "link" if isinstance(change.subject, VxlanLink | Listed) and not isinstance(change.new, WireguardLink):
+                self._links.write(change)
+            case "link":
+                self._wireguard.write_link(change)
+            case "address":
+                item = change.subject
+                self._addresses.write(change, self._links.device(item.link) if isinstance(item, LinkAddress) else None)
+            case "wireguard":
+                self._wireguard.write_peer(change)
+            case "rule":
+                self._rules.write(change)
+            case "route":
+                self._routes.write(change, self._links.devices())
+            case "nft":
+                msg = f"{change.key}: nftables objects are written by commit"
+                raise Permanent(msg)
+
+    def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
+        self._engine.commit(batch, marker)
+
+    def marker(self) -> Marker | None:
+        return self._engine.marker()
+
+    def flows(self) -> Iterable[Flow]:
+        return self._conntrack.flows()
+
+    def drop_flows(self, flows: Iterable[Flow]) -> int:
+        return self._conntrack.drop(list(flows))
+
+    def close(self) -> None:
+        self._engine.close()
+        self._module.close()
+        self._conntrack.close()
+        self._netlink.close()
+
+    def _normal(self, item: PlanObject) -> Held:
+        """An object outside chains as ``read`` would show it."""
+        match item:
+            case Sysctl():
+                return Sysctl(item.name, normal(item.value))
+            case WireguardLink():
+                return replace(item, public_key=self._keys.public())
+            case WireguardPeer():
+                return replace(item, allowed_ips=sorted_prefixes(item.allowed_ips))
+            case _:
+                return item

@@ -1,0 +1,134 @@
+"""The libnftables engine: text in, JSON listings out, over one kept context.
+
+Owns the context (a netlink socket in the network namespace of the thread that made it). Keeps nothing else, so a restart changes
+nothing: own tables are found by their names. Fails as libnftables does, with English text and nothing else: the text holds the kernel's
+``strerror``, which is mapped into the error tree here and nowhere else. In a batch libnftables blames the first lines of its buffer, so an
+error does not name the object.
+
+``NftEngine`` is what a second engine (our own nfnetlink encoder) has to give; each is the other's oracle.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import nftables
+
+from schemas.plan import OWN_TABLE_PREFIX, NftElement, PlanObject
+from services.kernel.nft.listing import marker_of, table_objects
+from services.kernel.nft.text import MARKER_TABLE, SCRATCH_PREFIX, batch_text
+from services.kernel.transaction import Change, Held, Marker
+from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
+
+_CONFLICT = (errno.ENOENT, errno.EEXIST, errno.EBUSY)
+_UNKNOWN = (errno.ENOBUFS, errno.ETIMEDOUT, errno.EAGAIN)
+_TRANSIENT = (errno.EINTR, errno.ENOMEM, errno.ERESTART, errno.EMFILE, errno.ENFILE)
+
+
+class NftEngine(Protocol):
+    """Writes and lists own tables. `commit` is one kernel transaction or nothing."""
+
+    version: str
+
+    def commit(self, batch: Sequence[Change], marker: Marker | None) -> None: ...
+
+    def tables(self) -> list[str]: ...
+
+    def read(self, table: str, wanted: Mapping[str, PlanObject]) -> dict[str, Held]: ...
+
+    def marker(self) -> Marker | None: ...
+
+    def close(self) -> None: ...
+
+
+class LibNftables:
+    """The engine over libnftables. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._context: Any = nftables.Nftables()
+        self._ranged: dict[tuple[str, str], bool] = {}
+        self._context.set_json_output(True)
+        self._context.set_handle_output(False)
+        listed = self.list_json("list tables inet")
+        self.version = next((str(item["metainfo"]["version"]) for item in listed if "metainfo" in item), "")
+
+    def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
+        self.run(batch_text(batch, marker, self._is_ranged))
+        gone = {item.subject.key for item in batch if not isinstance(item.subject, NftElement)}
+        self._ranged = {path: value for path, value in self._ranged.items() if not gone & {f"set {' '.join(path)}", f"table {path[0]}"}}
+
+    def tables(self) -> list[str]:
+        """Own tables without the marker's and scratch ones."""
+        listed = self.list_json("list tables inet")
+        names = (str(item["table"]["name"]) for item in listed if "table" in item)
+        return sorted(
+            name for name in names if name.startswith(OWN_TABLE_PREFIX) and name != MARKER_TABLE and not name.startswith(SCRATCH_PREFIX)
+        )
+
+    def read(self, table: str, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
+        """Own objects of one table; none when it went away meanwhile."""
+        listed = self.list_table(table)
+        return table_objects(listed, wanted) if listed is not None else {}
+
+    def marker(self) -> Marker | None:
+        listed = self.list_table(MARKER_TABLE)
+        return marker_of(listed) if listed is not None else None
+
+    def list_table(self, table: str) -> list[Any] | None:
+        """The listing of one table, None when there is none."""
+        try:
+            return self.list_json(f"list table inet {table}")
+        except Conflict:
+            return None
+
+    def list_json(self, command: str) -> list[Any]:
+        output = self.run(command)
+        return list(json.loads(output)["nftables"]) if output else []
+
+    def run(self, text: str) -> str:
+        """Run nft text as one transaction and return its output."""
+        if self._context is None:
+            msg = "the nftables engine is closed"
+            raise Permanent(msg)
+        code, output, error = self._context.cmd(text)
+        if code:
+            raise mapped(str(error), text)
+        return str(output)
+
+    def _is_ranged(self, table: str, name: str) -> bool:
+        """Whether a map's values are prefixes. Only the text listing tells; it is asked once for each map."""
+        if (table, name) not in self._ranged:
+            self._context.set_json_output(False)  # noqa: FBT003 - the binding's own interface
+            self._context.set_terse_output(True)  # noqa: FBT003
+            try:
+                self._ranged[table, name] = " : interval " in self.run(f"list map inet {table} {name}")
+            finally:
+                self._context.set_terse_output(False)  # noqa: FBT003
+                self._context.set_json_output(True)  # noqa: FBT003
+        return self._ranged[table, name]
+
+    def close(self) -> None:
+        self._context = None
+
+
+def mapped(error: str, text: str) -> MeshmarkError:
+    """The error tree's member for what libnftables said. Its own complaints about the text itself are Permanent."""
+    first = next((line for line in error.splitlines() if "Error:" in line), error.strip() or "no reason given")
+    reason = f"nft: {first.strip()} (in {len(text.splitlines())} lines)"
+    if _says(error, _UNKNOWN):
+        return OutcomeUnknown(f"{reason}; read back before trying again")
+    if _says(error, (errno.EPERM, errno.EACCES)):
+        return Permanent(f"{reason}; CAP_NET_ADMIN is needed in this network namespace")
+    if _says(error, _CONFLICT) or "existing" in error:
+        return Conflict(f"{reason}; the kernel does not hold what the batch starts from")
+    if _says(error, _TRANSIENT):
+        return Transient(reason)
+    return Permanent(reason)
+
+
+def _says(error: str, numbers: Sequence[int]) -> bool:
+    return any(os.strerror(number) in error for number in numbers)

@@ -1,0 +1,85 @@
+"""Rules, elements and headers as nft text, one line each.
+
+Owns nothing: values in, text out. Every form here is one that nft 1.0.6 loads; constants are masked here, since that version takes no
+two operands that are not constant.
+"""
+
+from __future__ import annotations
+
+from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, Rule, SetMark, Statement, Verdict, VerdictMap
+from schemas.plan import NftChain, NftElement, NftSet
+
+_NAME_SELECTORS = ("iifname", "oifname", "fib saddr . mark oifname")
+_FULL_MARK = 0xFFFFFFFF
+
+
+def rule_text(rule: Rule) -> str:
+    return " ".join(_statement_text(item) for item in rule)
+
+
+def _statement_text(item: Statement) -> str:  # noqa: PLR0911 - one line for each kind of statement
+    match item:
+        case Match():
+            return _match_text(item)
+        case Counter():
+            return "counter"
+        case Verdict():
+            return f"{item.verdict} {item.target}".rstrip()
+        case VerdictMap():
+            return f"{item.selector} vmap @{item.map}"
+        case SetMark():
+            return _mark_text(item)
+        case Nat():
+            field = "saddr" if item.nat == "snat" else "daddr"
+            return f"{item.nat} ip {'prefix ' if item.prefix else ''}to ip {field} map @{item.map}"
+        case Notrack():
+            return "notrack"
+        case ClampMss():
+            return "tcp option maxseg size set rt mtu"
+
+
+def _match_text(item: Match) -> str:
+    values = [_name_text(value) if item.selector in _NAME_SELECTORS else value for value in item.values]
+    right = values[0] if len(values) == 1 else "{ " + ", ".join(values) + " }"
+    left = item.selector if item.mask is None else f"{item.selector} & {item.mask:#x}"
+    explicit = item.op == "!=" or "&" in left
+    return f"{left} {item.op} {right}" if explicit else f"{left} {right}"
+
+
+def _mark_text(item: SetMark) -> str:
+    value, kept = item.value & item.mask, ~item.mask & _FULL_MARK
+    if not kept:
+        return f"meta mark set {value:#x}"
+    left = f"meta mark & {kept:#010x}"
+    return f"meta mark set {left} | {value:#x}" if value else f"meta mark set {left}"
+
+
+def _name_text(name: str) -> str:
+    return name if name.startswith("@") else f'"{name}"'
+
+
+def element_text(item: NftElement, *, ranged_value: bool = False) -> str:
+    """An element as it stands between the braces; with `ranged_value` an address as value gets a length."""
+    key = item.element if item.element[:1].isdigit() and not item.element.endswith("*") else f'"{item.element}"'
+    value = f"{item.value}/32" if ranged_value and is_address(item.value) else item.value
+    return f"{key} : {value}" if value else key
+
+
+def is_address(value: str) -> bool:
+    """True for a bare IPv4 address."""
+    return value.count(".") == 3 and value.replace(".", "").isdigit()  # noqa: PLR2004 - four numbers
+
+
+def set_header(item: NftSet) -> tuple[str, str]:
+    """What comes before and between the braces of a set's declaration."""
+    kind = "set" if item.value_type is None else "map"
+    values = "" if item.value_type is None else f" : {'interval ' if item.value_interval else ''}{item.value_type}"
+    flags = " flags interval;" if item.interval else ""
+    return kind, f"type {item.key_type}{values};{flags}"
+
+
+def chain_header(item: NftChain) -> str:
+    """What comes between the braces of a chain's declaration before its rules; empty for a chain without a hook."""
+    if item.hook is None:
+        return ""
+    return f"type {item.type} hook {item.hook} priority {item.priority}; policy accept;"

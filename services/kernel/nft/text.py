@@ -1,0 +1,201 @@
+"""nft text: a batch of changes as one transaction, and a whole plan as a loadable file.
+
+Owns nothing: values in, text out. Text is the input form because libnftables' JSON input is slower and silently wrong in places.
+
+The order inside a transaction is what the kernel's reference counts allow:
+
+1. new tables; elements that go or change; all changed chains emptied: from here no rule of the old state refers to anything;
+2. chains and sets whose header changed are deleted, then all new headers are added, the chains' first (libnftables sends the elements of a new
+   interval set together with its header, wherever they stand);
+3. rules, then elements (their verdicts may jump to chains that were made just above);
+4. removals: sets (a verdict map refers to chains), chains, tables.
+
+Members of a table that goes are not mentioned: they go with it. A set whose header changes is made anew and empty: its caller passes
+all its elements and the chains that name it (``transaction.with_dependents`` adds them). Fails with Permanent for a batch that holds
+something else than nftables objects; all other errors are the kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from msgspec.structs import replace
+
+from schemas.plan import OWN_TABLE_PREFIX, NftChain, NftElement, NftSet, NftTable, PlanObject
+from services.kernel.nft.statements import chain_header, element_text, is_address, rule_text, set_header
+from services.kernel.transaction import Change, Held, Listed, ListedChain, Marker, is_recreated_set
+from services.runtime.errors import Permanent
+
+MARKER_TABLE = f"{OWN_TABLE_PREFIX}marker"
+MARKER_CHAIN = "plan"
+SCRATCH_PREFIX = f"{OWN_TABLE_PREFIX}scratch."
+_CHUNK = 1000
+_Chain = NftChain | ListedChain
+
+
+def batch_text(batch: Sequence[Change], marker: Marker | None, is_ranged: Callable[[str, str], bool] = lambda _table, _set: False) -> str:
+    """One transaction: all changes, and the marker written (None: removed). An empty batch still carries the marker.
+
+    `is_ranged` says of a map that is not in the batch whether its values are prefixes: nft then wants a length even for one address.
+    """
+    foreign = sorted(change.key for change in batch if change.subject.layer != "nft")
+    if foreign:
+        msg = f"not nftables objects, write them one by one: {', '.join(foreign)}"
+        raise Permanent(msg)
+    gone = {_path(change.subject)[0] for change in batch if change.new is None and _is_table(change.subject)}
+    tables = [change for change in batch if _is_table(change.subject)]
+    members = [change for change in batch if not _is_table(change.subject) and _path(change.subject)[0] not in gone]
+    lines = [f"add table inet {change.new.name}" for change in tables if isinstance(change.new, NftTable)]
+    declared = {_path(change.new): change.new.value_interval for change in members if isinstance(change.new, NftSet)}
+    lines += _member_lines(members, lambda path: declared[path] if path in declared else is_ranged(*path))
+    lines += [f"delete table inet {name}" for name in sorted(gone)]
+    return "\n".join((*lines, *marker_lines(marker))) + "\n"
+
+
+def _member_lines(members: Sequence[Change], is_ranged: Callable[[tuple[str, str]], bool]) -> Iterator[str]:
+    chains = [change for change in members if isinstance(change.subject, _Chain)]
+    sets = [change for change in members if isinstance(change.subject, NftSet)]
+    elements = [change for change in members if isinstance(change.subject, NftElement)]
+    emptied = {_path(change.subject) for change in sets if change.old is not None}
+    yield from _element_lines("delete", [replace(item, value="") for item in _stale_elements(elements, emptied)], is_ranged)
+    yield from (f"flush chain inet {_at(change.old)}" for change in chains if change.old is not None)
+    for change in chains:
+        if isinstance(change.old, _Chain) and isinstance(change.new, NftChain) and header(change.old) != header(change.new):
+            yield f"delete chain inet {_at(change.old)}"
+    for change in sets:
+        if change.old is not None and is_recreated_set(change):
+            yield from _delete_set(change.old)
+    yield from (f"add {chain_line(change.new)}" for change in chains if isinstance(change.new, NftChain))
+    yield from (f"add {set_line(change.new)}" for change in sets if isinstance(change.new, NftSet))
+    yield from (f"flush chain inet {_at(change.new)}" for change in chains if change.new is not None and change.old is None)
+    for change in chains:
+        if isinstance(change.new, NftChain):
+            yield from (f"add rule inet {_at(change.new)} {rule_text(rule)}" for rule in change.new.rules)
+    yield from _element_lines("add", [change.new for change in elements if isinstance(change.new, NftElement)], is_ranged)
+    yield from _removal_lines([change.old for change in members if change.old is not None and change.new is None])
+
+
+def _stale_elements(elements: Iterable[Change], emptied: set[tuple[str, str]]) -> list[NftElement]:
+    return [
+        change.old
+        for change in elements
+        if isinstance(change.old, NftElement) and change.old != change.new and _path(change.old) not in emptied
+    ]
+
+
+def _removal_lines(removed: Sequence[Held]) -> Iterator[str]:
+    for item in removed:
+        if isinstance(item, NftSet):
+            yield from _delete_set(item)
+    yield from (f"delete chain inet {_at(item)}" for item in removed if isinstance(item, _Chain))
+    for item in removed:
+        if isinstance(item, Listed):
+            kind, table, name = item.key.split(" ", 2)
+            yield f"delete {kind} inet {table} {name}"
+
+
+def _delete_set(item: Held) -> Iterator[str]:
+    """Emptied first: older kernels let a deleted verdict map hold on to its chains until the transaction ends."""
+    yield f"flush set inet {_at(item)}"
+    yield f"delete set inet {_at(item)}"
+
+
+def _element_lines(verb: str, elements: Iterable[NftElement], is_ranged: Callable[[tuple[str, str]], bool]) -> Iterator[str]:
+    for path, group in groupby(sorted(elements, key=_path), key=_path):
+        members = list(group)
+        ranged = any(is_address(item.value) for item in members) and is_ranged(path)
+        texts = [element_text(item, ranged_value=ranged) for item in members]
+        for start in range(0, len(texts), _CHUNK):
+            yield f"{verb} element inet {' '.join(path)} {{ {', '.join(texts[start : start + _CHUNK])} }}"
+
+
+def set_line(item: NftSet) -> str:
+    """A set's declaration without elements, on one line, to come after ``add``."""
+    kind, inside = set_header(item)
+    return f"{kind} inet {item.table} {item.name} {{ {inside} }}"
+
+
+def chain_line(item: NftChain) -> str:
+    """A chain's declaration without rules, on one line, to come after ``add``."""
+    inside = chain_header(item)
+    return f"chain inet {item.table} {item.name}" + (f" {{ {inside} }}" if inside else "")
+
+
+def header(item: NftChain | ListedChain) -> tuple[str | None, str | None, int, str]:
+    """What cannot change in place: type, hook, priority and policy."""
+    policy = item.policy if isinstance(item, ListedChain) else ""
+    return item.type, item.hook, item.priority, "" if policy == "accept" else policy
+
+
+def marker_lines(marker: Marker | None) -> list[str]:
+    """The marker's table written anew, or removed; it holds rules that no packet meets, whose comments are the marker."""
+    at = f"inet {MARKER_TABLE}"
+    if marker is None:
+        return [f"add table {at}", f"delete table {at}"]
+    comments = [f"epoch {marker.epoch} generation {marker.generation}"]
+    comments += [f"unit {tag} {digest}" for tag, digest in sorted(marker.units.items())]
+    lines = [f"add table {at}", f"add chain {at} {MARKER_CHAIN}", f"flush chain {at} {MARKER_CHAIN}"]
+    return lines + [f'add rule {at} {MARKER_CHAIN} return comment "{text}"' for text in comments]
+
+
+def table_text(objects: Mapping[str, PlanObject]) -> str:
+    """All nft objects among `objects` as a file that ``nft -f`` loads: tables, sets, chains by name, elements by value."""
+    found = sorted((item for item in objects.values() if isinstance(item, NftTable)), key=lambda item: item.name)
+    return "\n".join(_one_table(item.name, objects) for item in found)
+
+
+def _one_table(table: str, objects: Mapping[str, PlanObject]) -> str:
+    sets = sorted((item for item in objects.values() if isinstance(item, NftSet) and item.table == table), key=lambda item: item.name)
+    chains = sorted(
+        (item for item in objects.values() if isinstance(item, NftChain) and item.table == table),
+        key=lambda item: (item.hook is None, item.priority, item.name),
+    )
+    members = [item for item in objects.values() if isinstance(item, NftElement) and item.table == table]
+    lines = [f"table inet {table} {{"]
+    for item in sets:
+        lines += _set_block(item, sorted(member_key(member, item.value_interval) for member in members if member.set == item.name))
+    for chain in chains:
+        inside = chain_header(chain)
+        lines += [f"\tchain {chain.name} {{"] + ([f"\t\t{inside}"] if inside else [])
+        lines += [f"\t\t{rule_text(rule)}" for rule in chain.rules] + ["\t}"]
+    return "\n".join((*lines, "}")) + "\n"
+
+
+def _set_block(item: NftSet, members: Sequence[tuple[tuple[int, ...], str]]) -> list[str]:
+    kind, inside = set_header(item)
+    lines = [f"\t{kind} {item.name} {{", *(f"\t\t{part.strip()}" for part in inside.rstrip(";").split(";"))]
+    if members:
+        texts = [text for _, text in members]
+        lines += ["\t\telements = {", *(f"\t\t\t{text}," for text in texts[:-1]), f"\t\t\t{texts[-1]}", "\t\t}"]
+    return [*lines, "\t}"]
+
+
+def member_key(item: NftElement, ranged_value: bool) -> tuple[tuple[int, ...], str]:  # noqa: FBT001 - a field of the set
+    """Sorts elements as people read them: addresses and numbers by value, then names; with the element's text."""
+    text = element_text(item, ranged_value=ranged_value)
+    first = item.element.partition("/")[0].partition("-")[0]
+    parts = first.split(".")
+    return (tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else (1 << 32,)), text
+
+
+def _is_table(item: Held) -> bool:
+    return isinstance(item, NftTable) or (isinstance(item, Listed) and item.key.startswith("table "))
+
+
+def _path(item: Held) -> tuple[str, str]:
+    """The table that an nft object is in, and the name of the set or chain."""
+    match item:
+        case NftElement():
+            return item.table, item.set
+        case NftTable():
+            return item.name, ""
+        case NftSet() | NftChain() | ListedChain():
+            return item.table, item.name
+        case _:
+            words = item.key.split(" ")
+            return words[1], words[-1]
+
+
+def _at(item: Held | None) -> str:
+    return " ".join(_path(item)) if item is not None else ""

@@ -1,0 +1,182 @@
+"""IPv4 routes, in any table.
+
+Owns every route of protocol 77; that is how they are found after a restart. A route is made with NLM_F_EXCL: where one of the same table,
+prefix and metric is there already, it is replaced (one message, no packet lost) if it is ours, and is a Conflict if it is not.
+Fails with Waiting while a link is missing or down, or a next hop cannot be reached. A route of ours with something that no plan can say
+(a source, a metric on the MTU, a type of service) is `Listed`.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Mapping
+
+from schemas.plan import OWN_PROTOCOL, NextHop, Route
+from schemas.values import Address, Prefix
+from services.kernel.failures import mapped, unreadable
+from services.kernel.links import Device
+from services.kernel.netlink import (
+    CREATE,
+    EXCL,
+    REPLACE,
+    U32,
+    Attributes,
+    NetlinkError,
+    NetlinkSocket,
+    attribute,
+    attributes,
+    number_of,
+)
+from services.kernel.transaction import Change, Held, Listed
+from services.runtime.errors import Conflict, Permanent, Waiting
+
+_NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
+_INFO = struct.Struct("=BBBBBBBBI")
+_HOP = struct.Struct("=HBBi")
+_DST, _OIF, _GATEWAY, _PRIORITY, _MULTIPATH, _TABLE = 1, 4, 5, 6, 9, 15
+_KNOWN = {_DST, _OIF, _GATEWAY, _PRIORITY, _MULTIPATH, _TABLE, 12}  # 12: RTA_CACHEINFO
+_ONLINK = 0x4
+_SCOPE_UNIVERSE, _SCOPE_LINK, _SCOPE_NOWHERE = 0, 253, 255
+_TYPES = {"unicast": 1, "blackhole": 6, "unreachable": 7, "throw": 9}
+_TYPE_NAMES = {number: name for name, number in _TYPES.items()}
+
+
+class Routes:
+    """Own IPv4 routes. The devices given with each call turn names into interface numbers and back."""
+
+    def __init__(self, netlink: NetlinkSocket) -> None:
+        self._netlink = netlink
+
+    def read(self, devices: Mapping[str, Device]) -> dict[str, Held]:
+        names = {device.index: device.name for device in devices.values()}
+        return {item.key: item for item in (_decode(body, names) for body in self._dump())}
+
+    def write(self, change: Change, devices: Mapping[str, Device]) -> None:
+        if isinstance(change.new, Route):
+            self._put(change.new, devices)
+        elif isinstance(change.old, Route):
+            self._delete(_route_body(change.old, {}, bare=True), change.key)
+        else:
+            names = {device.index: device.name for device in devices.values()}
+            for body in self._dump():
+                if _decode(body, names).key == change.key:
+                    self._delete(body, change.key)
+
+    def _put(self, wanted: Route, devices: Mapping[str, Device]) -> None:
+        missing = [hop.link for hop in wanted.hops if hop.link not in devices or not devices[hop.link].up]
+        if missing:
+            state = "down" if missing[0] in devices else "not there"
+            msg = f"{wanted.key}: link {missing[0]} is {state}"
+            raise Waiting(msg, f"link {missing[0]}")
+        body = _route_body(wanted, devices)
+        waiting_for = f"link {wanted.hops[0].link}" if wanted.hops else ""
+        try:
+            self._netlink.request(_NEWROUTE, body, CREATE | EXCL)
+        except NetlinkError as error:
+            if error.errno != errno.EEXIST:
+                raise _explained(error, wanted, waiting_for) from error
+            self._replace(wanted, body, devices, waiting_for)
+
+    def _replace(self, wanted: Route, body: bytes, devices: Mapping[str, Device], waiting_for: str) -> None:
+        held = self.read(devices).get(wanted.key)
+        if held is None:
+            msg = f"{wanted.key}: there is a route of another owner; remove it or give ours another metric"
+            raise Conflict(msg)
+        if held == wanted:
+            return
+        try:
+            self._netlink.request(_NEWROUTE, body, CREATE | REPLACE)
+        except NetlinkError as error:
+            raise _explained(error, wanted, waiting_for) from error
+
+    def _delete(self, body: bytes, key: str) -> None:
+        try:
+            self._netlink.request(_DELROUTE, body)
+        except NetlinkError as error:
+            if error.errno not in (errno.ESRCH, errno.ENODEV):
+                raise mapped(error, f"remove {key}") from error
+
+    def _dump(self) -> list[bytes]:
+        """Bodies of all own IPv4 routes; the kernel filters by protocol where it can."""
+        try:
+            found = self._netlink.dump(_GETROUTE, _INFO.pack(socket.AF_INET, 0, 0, 0, 0, OWN_PROTOCOL, 0, 0, 0))
+        except OSError as error:
+            raise unreadable(error, "routes") from error
+        return [body for body in found if body and _INFO.unpack_from(body)[5] == OWN_PROTOCOL]
+
+
+def _explained(error: NetlinkError, wanted: Route, waiting_for: str) -> Exception:
+    invalid_hop = error.errno == errno.EINVAL and "exthop" in error.text
+    if invalid_hop:
+        return Waiting(f"{wanted.key}: {error.text}", waiting_for)
+    return mapped(error, f"write {wanted.key}", waiting_for)
+
+
+def _route_body(item: Route, devices: Mapping[str, Device], *, bare: bool = False) -> bytes:
+    """The message for a route; `bare` leaves the hops out, so that it names a route of ours whatever its hops."""
+    if item.type != "unicast" and item.hops:
+        msg = f"{item.key}: only a unicast route has next hops"
+        raise Permanent(msg)
+    if item.type == "unicast" and not item.hops:
+        msg = f"{item.key}: a unicast route needs a next hop"
+        raise Permanent(msg)
+    scope = _SCOPE_NOWHERE if bare else _SCOPE_LINK if item.hops and not any(hop.via for hop in item.hops) else _SCOPE_UNIVERSE
+    single = item.hops[0] if len(item.hops) == 1 and not bare else None
+    flags = _ONLINK if single and single.onlink else 0
+    compact = item.table if item.table < 256 else 0  # noqa: PLR2004 - the header's table number is one byte
+    length = item.prefix.length
+    body = _INFO.pack(socket.AF_INET, length, 0, 0, compact, OWN_PROTOCOL, scope, _TYPES[item.type], flags)
+    if length:
+        body += attribute(_DST, item.prefix.network.network_address.packed)
+    body += attribute(_TABLE, U32.pack(item.table)) + attribute(_PRIORITY, U32.pack(item.metric))
+    if single:
+        body += attribute(_OIF, U32.pack(devices[single.link].index)) + _gateway(single)
+    elif item.hops and not bare:
+        body += attribute(_MULTIPATH, b"".join(_hop(hop, devices[hop.link].index) for hop in item.hops))
+    return body
+
+
+def _gateway(hop: NextHop) -> bytes:
+    return attribute(_GATEWAY, socket.inet_aton(hop.via)) if hop.via else b""
+
+
+def _hop(hop: NextHop, index: int) -> bytes:
+    tail = _gateway(hop)
+    return _HOP.pack(_HOP.size + len(tail), _ONLINK if hop.onlink else 0, hop.weight - 1, index) + tail
+
+
+def _decode(body: bytes, names: Mapping[int, str]) -> Held:
+    _, length, source, tos, compact, _, _, kind, flags = _INFO.unpack_from(body)
+    found = attributes(body, _INFO.size)
+    address = socket.inet_ntoa(found.get(_DST, b"\0\0\0\0"))
+    table = number_of(found.get(_TABLE, U32.pack(compact)))
+    item = Route(table, Prefix(f"{address}/{length}"), "unicast", number_of(found.get(_PRIORITY, b"")), _hops(found, flags, names))
+    odd = sorted(set(found) - _KNOWN)
+    if odd or source or tos or kind not in _TYPE_NAMES:
+        suffix = f" tos {tos}" if tos else ""
+        return Listed("route", item.key + suffix, f"a route of type {kind} with attributes {odd}")
+    return Route(item.table, item.prefix, _TYPE_NAMES[kind], item.metric, item.hops)  # type: ignore[arg-type]
+
+
+def _hops(found: Attributes, flags: int, names: Mapping[int, str]) -> tuple[NextHop, ...]:
+    if _MULTIPATH in found:
+        return tuple(_multipath(found[_MULTIPATH], names))
+    if _OIF not in found:
+        return ()
+    return (_next_hop(number_of(found[_OIF]), found, flags, 1, names),)
+
+
+def _multipath(data: bytes, names: Mapping[int, str]) -> list[NextHop]:
+    hops, offset = [], 0
+    while offset + _HOP.size <= len(data):
+        length, flags, weight, index = _HOP.unpack_from(data, offset)
+        hops.append(_next_hop(index, attributes(data[offset : offset + length], _HOP.size), flags, weight + 1, names))
+        offset += (length + 3) & ~3
+    return hops
+
+
+def _next_hop(index: int, found: Attributes, flags: int, weight: int, names: Mapping[int, str]) -> NextHop:
+    via = Address(socket.inet_ntoa(found[_GATEWAY])) if _GATEWAY in found else None
+    return NextHop(names.get(index, f"if{index}"), via, bool(flags & _ONLINK), weight)

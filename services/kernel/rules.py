@@ -1,0 +1,122 @@
+"""IPv4 policy rules.
+
+Owns every rule of protocol 77 (FRA_PROTOCOL); that is how they are found after a restart. A rule is made with NLM_F_EXCL, since the kernel would
+double it silently. Where a key occurs twice (someone added the same rule for another table) it is `Listed`; writing the wanted rule then adds it
+first and deletes the others after. What no plan can say (a source, an outgoing interface, another action) is `Listed` under a key of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+
+from schemas.plan import OWN_PROTOCOL, PolicyRule
+from schemas.values import Prefix
+from services.kernel.failures import mapped, unreadable
+from services.kernel.netlink import (
+    CREATE,
+    EXCL,
+    U8,
+    U32,
+    NetlinkError,
+    NetlinkSocket,
+    attribute,
+    attributes,
+    number_of,
+    text_attribute,
+    text_of,
+)
+from services.kernel.transaction import Change, Held, Listed
+
+_NEWRULE, _DELRULE, _GETRULE = 32, 33, 34
+_INFO = struct.Struct("=BBBBBBBBI")
+_DST, _IIFNAME, _PRIORITY, _FWMARK, _TABLE, _FWMASK, _PROTOCOL = 1, 3, 6, 10, 15, 16, 21
+_KNOWN = {_DST, _IIFNAME, _PRIORITY, _FWMARK, _TABLE, _FWMASK, _PROTOCOL}
+_SUPPRESS_PREFIXLEN = 14
+_TO_TABLE = 1
+_UNSET = b"\xff\xff\xff\xff"
+
+
+class Rules:
+    """Own IPv4 policy rules."""
+
+    def __init__(self, netlink: NetlinkSocket) -> None:
+        self._netlink = netlink
+
+    def read(self) -> dict[str, Held]:
+        found: dict[str, Held] = {}
+        for _, item in self._held():
+            other = found.get(item.key)
+            found[item.key] = item if other is None else Listed("rule", item.key, "the same rule more than once")
+        return found
+
+    def write(self, change: Change) -> None:
+        if isinstance(change.new, PolicyRule):
+            self._add(change.new)
+        for body, item in self._held():
+            if item.key == change.key and item != change.new:
+                self._delete(body, change.key)
+
+    def _add(self, wanted: PolicyRule) -> None:
+        try:
+            self._netlink.request(_NEWRULE, _rule_body(wanted), CREATE | EXCL)
+        except NetlinkError as error:
+            held = error.errno == errno.EEXIST and any(item == wanted for _, item in self._held())
+            if not held:
+                raise mapped(error, f"add {wanted.key} lookup {wanted.table}") from error
+
+    def _delete(self, body: bytes, key: str) -> None:
+        try:
+            self._netlink.request(_DELRULE, body)
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT:
+                raise mapped(error, f"remove {key}") from error
+
+    def _held(self) -> list[tuple[bytes, Held]]:
+        try:
+            bodies = self._netlink.dump(_GETRULE, _INFO.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 0, 0))
+        except OSError as error:
+            raise unreadable(error, "policy rules") from error
+        return [(body, item) for body in bodies if body and (item := _decode(body)) is not None]
+
+
+def _rule_body(item: PolicyRule) -> bytes:
+    length = item.to.length if item.to else 0
+    compact = item.table if item.table < 256 else 0  # noqa: PLR2004 - the header's table number is one byte
+    body = _INFO.pack(socket.AF_INET, length, 0, 0, compact, 0, 0, _TO_TABLE, 0)
+    body += (
+        attribute(_PRIORITY, U32.pack(item.priority))
+        + attribute(_TABLE, U32.pack(item.table))
+        + attribute(_PROTOCOL, U8.pack(OWN_PROTOCOL))
+    )
+    if item.to:
+        body += attribute(_DST, item.to.network.network_address.packed)
+    if item.iif:
+        body += text_attribute(_IIFNAME, item.iif)
+    if item.fwmark or item.mask:
+        body += attribute(_FWMARK, U32.pack(item.fwmark)) + attribute(_FWMASK, U32.pack(item.mask))
+    return body
+
+
+def _decode(body: bytes) -> Held | None:
+    """A rule of ours; None for anybody else's."""
+    found = attributes(body, _INFO.size)
+    if number_of(found.get(_PROTOCOL, b"")) != OWN_PROTOCOL:
+        return None
+    _, to_length, from_length, tos, compact, _, _, action, flags = _INFO.unpack_from(body)
+    if found.get(_SUPPRESS_PREFIXLEN) == _UNSET:
+        del found[_SUPPRESS_PREFIXLEN]
+    to = Prefix(f"{socket.inet_ntoa(found[_DST])}/{to_length}") if _DST in found else None
+    item = PolicyRule(
+        number_of(found.get(_PRIORITY, b"")),
+        number_of(found.get(_TABLE, U32.pack(compact))),
+        number_of(found.get(_FWMARK, b"")),
+        number_of(found.get(_FWMASK, b"")),
+        text_of(found.get(_IIFNAME, b"")),
+        to,
+    )
+    odd = sorted(set(found) - _KNOWN)
+    if odd or from_length or tos or action != _TO_TABLE or flags & ~0x8:  # 0x8: the interface is not there now
+        return Listed("rule", f"{item.key} with {odd} from /{from_length} action {action}", f"a rule with attributes {odd}")
+    return item

@@ -1,0 +1,142 @@
+"""Sysctls of the network namespace: files under /proc/sys.
+
+Owns the sysctls whose value it changed. The kernel keeps no owner for them, so the value from before the first change is kept in
+``<state_dir>/sysctls.json``, written with fsync and rename *before* the change, and given back on removal; the file is all that is
+needed after a restart. A sysctl that had the wanted value already is never written and never owned. Fails with Permanent where /proc/sys is read-only
+(as in most containers) and names what to set outside; with Waiting where the interface that a name speaks of is not there yet.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from schemas.plan import PlanObject, Sysctl
+from services.kernel.failures import mapped, unreadable
+from services.kernel.transaction import Change
+from services.runtime.errors import MeshmarkError, Permanent, Waiting
+
+_PROC = Path("/proc/sys")
+_PER_LINK = ("conf", "neigh")
+
+
+class Sysctls:
+    """Reads and writes sysctls, and keeps what they were."""
+
+    def __init__(self, state_dir: Path, proc: Path = _PROC) -> None:
+        self._file = state_dir / "sysctls.json"
+        self._proc = proc
+
+    def read(self, wanted: Mapping[str, PlanObject]) -> dict[str, Sysctl]:
+        """Wanted sysctls and those that we changed, as they are now; one that this kernel does not have is left out."""
+        names = {item.name for item in wanted.values() if isinstance(item, Sysctl)} | set(self._kept())
+        found = {}
+        for name in sorted(names):
+            value = self._value(name)
+            if value is not None:
+                item = Sysctl(name, value)
+                found[item.key] = item
+        return found
+
+    def write(self, change: Change) -> None:
+        if isinstance(change.new, Sysctl):
+            self._set(change.new)
+        else:
+            self._give_back(change.key.removeprefix("sysctl "))
+
+    def _set(self, wanted: Sysctl) -> None:
+        held = self._value(wanted.name)
+        if held is None:
+            raise self._missing(wanted.name)
+        if held == normal(wanted.value):
+            return
+        kept = self._kept()
+        if wanted.name not in kept:
+            self._keep({**kept, wanted.name: held})
+        self._write(wanted.name, wanted.value)
+
+    def _give_back(self, name: str) -> None:
+        kept = self._kept()
+        if name not in kept:
+            return
+        if self._value(name) not in (None, kept[name]):
+            self._write(name, kept[name])
+        self._keep({other: value for other, value in kept.items() if other != name})
+
+    def _value(self, name: str) -> str | None:
+        try:
+            return normal(self._path(name).read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise unreadable(error, f"sysctl {name}") from error
+
+    def _write(self, name: str, value: str) -> None:
+        try:
+            self._path(name).write_text(value)
+        except FileNotFoundError as error:
+            raise self._missing(name) from error
+        except OSError as error:
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                dotted = name.replace("/", ".")
+                msg = (
+                    f"cannot set sysctl {name} to {value!r}: {error.strerror}; set it where the container is started "
+                    f"(--sysctl {dotted}={value}, or securityContext.sysctls) or mount /proc/sys writable"
+                )
+                raise Permanent(msg) from error
+            raise mapped(error, f"set sysctl {name} to {value!r}") from error
+
+    def _missing(self, name: str) -> MeshmarkError:
+        parts = name.split("/")
+        if len(parts) > 3 and parts[2] in _PER_LINK:  # noqa: PLR2004 - net/ipv4/conf/LINK/...
+            return Waiting(f"sysctl {name}: there is no link {parts[3]}", f"link {parts[3]}")
+        return Permanent(f"this kernel has no sysctl {name}")
+
+    def _path(self, name: str) -> Path:
+        if not name.startswith("net/") or ".." in name.split("/"):
+            msg = f"{name!r} is not a sysctl of a network namespace; write it like net/ipv4/ip_forward"
+            raise Permanent(msg)
+        return self._proc / name
+
+    def _kept(self) -> dict[str, str]:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=dict[str, str])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError) as error:
+            msg = f"{self._file}, which keeps the sysctls' old values, cannot be read: {error}; move it away to start without"
+            raise Permanent(msg) from error
+
+    def _keep(self, kept: Mapping[str, str]) -> None:
+        try:
+            write_durably(self._file, msgspec.json.format(msgspec.json.encode(dict(sorted(kept.items())))), 0o644)
+        except OSError as error:
+            raise mapped(error, f"keep sysctls' old values in {self._file}") from error
+
+
+def normal(value: str) -> str:
+    """A sysctl's value with single spaces between its numbers."""
+    return " ".join(value.split())
+
+
+def write_durably(path: Path, content: bytes, mode: int) -> None:
+    """Replace a file so that after a crash it holds the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(descriptor, mode)
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    temporary.rename(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

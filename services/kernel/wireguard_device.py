@@ -1,0 +1,48 @@
+"""A WireGuard device as values, whichever implementation holds it; and the two verbs each implementation has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class PeerState(Struct, frozen=True):
+    """One peer as the device holds it. `endpoint` is empty when none is known; `handshake_s` is Unix time, 0 for never."""
+
+    endpoint: str = ""
+    allowed_ips: frozenset[str] = frozenset()
+    keepalive_seconds: int = 0
+    handshake_s: float = 0.0
+
+
+class DeviceState(Struct, frozen=True):
+    """A device: the keys as raw bytes (empty: none set), the UDP port, and its peers by raw public key."""
+
+    private_key: bytes
+    public_key: bytes
+    listen_port: int
+    peers: Mapping[bytes, PeerState]
+
+
+class PeerChange(Struct, frozen=True):
+    """What to change on one peer. None leaves a field as it is; `allowed_ips` is all that the peer shall have."""
+
+    public_key: bytes
+    remove: bool = False
+    endpoint: str | None = None
+    allowed_ips: frozenset[str] | None = None
+    keepalive_seconds: int | None = None
+
+
+class Implementation(Protocol):
+    """Kernel module or userspace program. Errors are OSError; `get` raises one of ENOENT, ENODEV, ECONNREFUSED for no device."""
+
+    def get(self, name: str) -> DeviceState: ...
+
+    def set(self, name: str, private_key: bytes | None, listen_port: int | None, peers: tuple[PeerChange, ...]) -> None: ...
+
+    def create(self, name: str) -> None:
+        """Make a device that is down and without alias."""
+        ...
