@@ -20,9 +20,11 @@ from services.cli.lab.processes import Command
 from services.cli.lab.state import Folder, write_private
 from services.runtime import accounts
 from services.runtime.accounts import HostUsers, Role, ServerConfig
+from services.runtime.settings import ENVIRONMENT_PREFIX, Settings
 
 _HTTP_PORTS: dict[Role, int] = {"applier": 9501, "auditor": 9502}
 _ROLES: tuple[Role, ...] = ("applier", "auditor")
+_SETTINGS = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in ("config", *Settings.__struct_fields__)}
 _VIEW = 'mkdir -p /run/wireguard && mount --bind "$0" /run/wireguard && exec "$@"'
 """For ``sh -c``: a mount namespace in which /run/wireguard is the folder given first; then the command."""
 
@@ -99,7 +101,7 @@ class Crew:
 
     def _command(self, service: str, prefix: Sequence[str], verb: str, settings: dict[str, str]) -> Command:
         # Settings of the caller's own are for the caller's own mesh, not for this one.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MESHMARK_")}
+        inherited = {name: value for name, value in os.environ.items() if name not in _SETTINGS}
         return Command(
             name=service,
             argv=[*prefix, sys.executable, "-m", "services.cli.main", verb],

@@ -1,0 +1,65 @@
+"""What must arrive, by the topology alone."""
+
+from schemas.topology import Cluster, Peering, PeeringEnd, Pod
+from schemas.values import Address, Name, Prefix
+from services.cli.lab.expected import Walk, expected
+from services.cli.lab.probe import probes
+
+
+def cluster(name: str, *pods: str) -> Cluster:
+    return Cluster(name=Name(name), pod_prefixes=tuple(map(Prefix, pods)), internal_prefix=Prefix("10.80.0.0/16"))
+
+
+def pod(cluster_name: str, name: str, address: str) -> Pod:
+    return Pod(name=Name(name), cluster=Name(cluster_name), node=Name("w1"), addresses=(Address(address),))
+
+
+def peering(rome_sees: tuple[str, ...], milan_sees: tuple[str, ...]) -> Peering:
+    ends = (
+        PeeringEnd(cluster=Name("rome"), gateway=Name("gate"), remap_pods=tuple(map(Prefix, rome_sees))),
+        PeeringEnd(cluster=Name("milan"), gateway=Name("gate"), remap_pods=tuple(map(Prefix, milan_sees))),
+    )
+    return Peering(name=Name("rome-milan"), cluster=Name("rome"), ends=ends)
+
+
+SHOP = pod("rome", "shop", "10.200.1.10")
+STOCK = pod("rome", "stock", "10.200.2.10")
+BANK = pod("milan", "bank", "10.200.1.10")
+SAME = (cluster("rome", "10.200.0.0/16"), cluster("milan", "10.200.0.0/16"))
+
+
+def test_within_a_cluster_nothing_is_translated():
+    assert expected(SAME, SHOP, STOCK) == Walk(Address("10.200.2.10"), Address("10.200.1.10"), Address("10.200.2.10"))
+
+
+def test_across_a_peering_each_end_sees_the_other_under_its_own_remap():
+    topology = (*SAME, peering(("10.61.0.0/16",), ("10.63.0.0/16",)))
+    assert expected(topology, STOCK, BANK) == Walk(Address("10.61.1.10"), Address("10.63.2.10"), Address("10.200.1.10"))
+    assert expected(topology, BANK, STOCK) == Walk(Address("10.63.2.10"), Address("10.61.1.10"), Address("10.200.2.10"))
+
+
+def test_without_a_remap_the_addresses_stay():
+    topology = (cluster("rome", "10.200.0.0/16"), cluster("milan", "10.201.0.0/16"), peering((), ()))
+    server = pod("milan", "bank", "10.201.1.10")
+    assert expected(topology, SHOP, server) == Walk(Address("10.201.1.10"), Address("10.200.1.10"), Address("10.201.1.10"))
+
+
+def test_remaps_pair_with_prefixes_by_index():
+    topology = (
+        cluster("rome", "10.200.0.0/16"),
+        cluster("milan", "10.200.0.0/16", "10.99.0.0/24"),
+        peering(("10.61.0.0/16", "10.62.9.0/24"), ("10.63.0.0/16",)),
+    )
+    walk = expected(topology, SHOP, pod("milan", "post", "10.99.0.7"))
+    assert walk == Walk(Address("10.62.9.7"), Address("10.63.1.10"), Address("10.99.0.7"))
+
+
+def test_without_a_peering_there_is_no_way():
+    assert expected(SAME, SHOP, BANK) is None
+
+
+def test_every_ordered_pair_is_probed_by_both_protocols():
+    found = probes((*SAME, SHOP, STOCK, BANK))
+    assert len(found) == 12
+    assert len({probe.name for probe in found}) == 12
+    assert sum(probe.walk is not None for probe in found) == 4

@@ -1,0 +1,66 @@
+"""What the lab makes for a topology."""
+
+from schemas.topology import Cluster, Gateway, Node, Pod
+from schemas.values import Address, Name, Prefix
+from services.cli.lab.layout import interface, layout
+
+ROME = Cluster(name=Name("rome"), pod_prefixes=(Prefix("10.200.0.0/16"),), internal_prefix=Prefix("10.80.0.0/16"), mtu=1400)
+
+
+def node(name: str, address: str, *prefixes: str) -> Node:
+    return Node(name=Name(name), cluster=Name("rome"), address=Address(address), pod_prefixes=tuple(map(Prefix, prefixes)))
+
+
+def pod(name: str, on: str, address: str) -> Pod:
+    return Pod(name=Name(name), cluster=Name("rome"), node=Name(on), addresses=(Address(address),))
+
+
+def test_nodes_gateways_and_pods_get_namespaces_named_after_them():
+    gateway = Gateway(name=Name("gate"), cluster=Name("rome"), address=Address("172.18.0.10"))
+    found = layout([ROME, node("w1", "172.18.0.11", "10.200.1.0/24"), gateway, pod("shop", "w1", "10.200.1.10")])
+    assert set(found.hosts) == {"mm.rome.w1", "mm.rome.gate"}
+    assert set(found.pods) == {"mm.rome.pod.shop"}
+    assert found.pods["mm.rome.pod.shop"].node == "mm.rome.w1"
+    assert {host.mtu for host in found.hosts.values()} == {1400}
+
+
+def test_a_node_routes_the_pods_of_other_nodes_and_a_gateway_routes_none():
+    gateway = Gateway(name=Name("gate"), cluster=Name("rome"), address=Address("172.18.0.10"))
+    nodes = [node("w1", "172.18.0.11", "10.200.1.0/24"), node("w2", "172.18.0.12", "10.200.2.0/24")]
+    found = layout([ROME, *nodes, gateway])
+    assert found.hosts["mm.rome.w1"].routes == {(Prefix("10.200.2.0/24"), Address("172.18.0.12"))}
+    assert found.hosts["mm.rome.gate"].routes == frozenset()
+
+
+def test_a_pod_outside_its_nodes_prefixes_is_routed_by_itself():
+    nodes = [node("w1", "172.18.0.11", "10.200.1.0/24"), node("w2", "172.18.0.12", "10.200.2.0/24")]
+    found = layout([ROME, *nodes, pod("roams", "w2", "10.200.1.77"), pod("stays", "w2", "10.200.2.5")])
+    prefixes = {prefix for prefix, _ in found.hosts["mm.rome.w1"].routes}
+    assert prefixes == {Prefix("10.200.2.0/24"), Prefix("10.200.1.77/32")}
+
+
+def test_what_lacks_its_cluster_or_node_is_said_and_left_out():
+    found = layout([ROME, pod("shop", "w9", "10.200.1.10"), Node(name=Name("w1"), cluster=Name("oslo"), address=Address("172.18.9.1"))])
+    assert not found.hosts
+    assert not found.pods
+    assert found.unplaced == ("Endpoint/rome/shop: node w9 is not there", "Node/oslo/w1: cluster oslo is not there")
+
+
+def test_two_objects_never_share_a_namespace():
+    """A host called ``pod.shop`` would have the namespace of the pod ``shop``."""
+    found = layout([ROME, node("w1", "172.18.0.11"), node("pod.shop", "172.18.0.12"), pod("shop", "w1", "10.200.1.10")])
+    assert "mm.rome.pod.shop" in found.pods
+    assert found.unplaced == ("Node/rome/pod.shop: the namespace mm.rome.pod.shop is taken",)
+
+
+def test_a_change_of_routes_leaves_the_machine_as_it_is():
+    before = layout([ROME, node("w1", "172.18.0.11")]).hosts["mm.rome.w1"]
+    after = layout([ROME, node("w1", "172.18.0.11"), node("w2", "172.18.0.12", "10.200.2.0/24")]).hosts["mm.rome.w1"]
+    assert before != after
+    assert before.machine == after.machine
+
+
+def test_interface_names_fit_and_differ_for_long_names():
+    names = {interface("host", f"mm.{'a' * 60}.{'b' * 62}{number}") for number in range(9)}
+    assert len(names) == 9
+    assert max(map(len, names)) <= 15
