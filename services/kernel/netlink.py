@@ -145,6 +145,17 @@ def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         offset += (length + 3) & ~3
 
 
+def messages_with_sender(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Kind, the sender's port and body of each message in a datagram."""
+    offset = 0
+    while offset + HEADER.size <= len(data):
+        length, kind, _, _, port = HEADER.unpack_from(data, offset)
+        if length < HEADER.size:
+            return
+        yield kind, port, data[offset + HEADER.size : offset + length]
+        offset += (length + 3) & ~3
+
+
 def attribute(kind: int, value: bytes) -> bytes:
     length = _ATTRIBUTE.size + len(value)
     return _ATTRIBUTE.pack(length, kind) + value + b"\0" * (-length % 4)

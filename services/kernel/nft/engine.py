@@ -102,13 +102,13 @@ class LibNftables:
     def _is_ranged(self, table: str, name: str) -> bool:
         """Whether a map's values are prefixes. Only the text listing tells; it is asked once for each map."""
         if (table, name) not in self._ranged:
-            self._context.set_json_output(False)  # noqa: FBT003 - the binding's own interface
-            self._context.set_terse_output(True)  # noqa: FBT003
+            self._context.set_json_output(False)
+            self._context.set_terse_output(True)
             try:
                 self._ranged[table, name] = " : interval " in self.run(f"list map inet {table} {name}")
             finally:
-                self._context.set_terse_output(False)  # noqa: FBT003
-                self._context.set_json_output(True)  # noqa: FBT003
+                self._context.set_terse_output(False)
+                self._context.set_json_output(True)
         return self._ranged[table, name]
 
     def close(self) -> None:

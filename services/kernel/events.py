@@ -1,0 +1,173 @@
+"""What changes in the kernel, as it changes: netlink multicast, decoded as far as a hint needs.
+
+Owns two sockets in the network namespace of the thread that enters it, with receive buffers as large as allowed. Events are hints: they say that a
+layer is to be read, and who was seen changing it. After a restart there is nothing to find: read everything once. Events are lost
+when the kernel's buffer or the queue here runs over; that is said by an event with `overrun`, after which all layers are to be read.
+
+nftables names the committing process (NEWGEN), once for each transaction; transactions that touch no own table are left out. rtnetlink
+carries the sender's port, which is the process's number for its first socket: a suspicion, no proof. A link that goes down takes its IPv4 routes
+along without a message: an event of layer ``link`` concerns routes too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from msgspec import Struct
+
+from schemas.plan import OWN_TABLE_PREFIX
+from services.kernel.netlink import BE32, NETLINK_NETFILTER, NETLINK_ROUTE, attributes, messages_with_sender, text_of
+from services.kernel.nft.text import SCRATCH_PREFIX
+
+EventLayer = Literal["nft", "link", "address", "rule", "route", "all"]
+
+_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
+_NFT_GROUP = 7
+_ROUTE_GROUPS = (1, 5, 7, 8)  # RTNLGRP_LINK, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE
+_ROUTE_LAYERS: dict[int, tuple[EventLayer, str]] = {
+    16: ("link", "new"),
+    17: ("link", "delete"),
+    20: ("address", "new"),
+    21: ("address", "delete"),
+    24: ("route", "new"),
+    25: ("route", "delete"),
+    32: ("rule", "new"),
+    33: ("rule", "delete"),
+}
+_NFT_SUBSYSTEM, _NEWGEN = 10, 15
+_NFGEN_BYTES = 4
+_GEN_PID, _GEN_NAME = 2, 3
+_BUFFER_BYTES = 64 << 20
+_DATAGRAM_BYTES = 1 << 18
+_QUEUE = 4096
+_PID_MAX = 1 << 22
+
+
+class KernelEvent(Struct, frozen=True):
+    """One change that was seen. `pid` is 0 when nobody is suspected. `kind` is ``new``, ``delete``, ``transaction`` or ``overrun``."""
+
+    layer: EventLayer
+    pid: int = 0
+    process_name: str | None = None
+    overrun: bool = False
+    kind: str = ""
+
+
+class EventSource:
+    """An asynchronous iterator over kernel events, open inside ``async with``. `queue` bounds what may wait to be taken."""
+
+    def __init__(self, buffer_bytes: int = _BUFFER_BYTES, queue: int = _QUEUE) -> None:
+        self._buffer_bytes = buffer_bytes
+        self._limit = queue
+        self._waiting: deque[KernelEvent] = deque()
+        self._arrived = asyncio.Event()
+        self._sockets: list[socket.socket] = []
+        self._touched: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for protocol, groups in ((NETLINK_NETFILTER, (_NFT_GROUP,)), (NETLINK_ROUTE, _ROUTE_GROUPS)):
+            listener = listening(protocol, groups, self._buffer_bytes)
+            self._sockets.append(listener)
+            loop.add_reader(listener, self._drain, listener, protocol)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        loop = asyncio.get_running_loop()
+        for listener in self._sockets:
+            loop.remove_reader(listener)
+            listener.close()
+        self._sockets.clear()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> KernelEvent:
+        while not self._waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._waiting.popleft()
+
+    def _drain(self, listener: socket.socket, protocol: int) -> None:
+        """Take what the socket holds now; ENOBUFS says that the kernel dropped messages."""
+        while True:
+            try:
+                data = listener.recv(_DATAGRAM_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self._touched.clear()
+                self._put(KernelEvent("all", overrun=True, kind="overrun"))
+                continue
+            for event in self._nft_events(data) if protocol == NETLINK_NETFILTER else route_events(data):
+                self._put(event)
+
+    def _put(self, event: KernelEvent) -> None:
+        """Queue an event; repeated ones and those beyond the limit are folded, the latter into one overrun."""
+        if self._waiting and self._waiting[-1] == event:
+            return
+        if len(self._waiting) >= self._limit:
+            self._waiting.clear()
+            event = KernelEvent("all", overrun=True, kind="overrun")
+        self._waiting.append(event)
+        self._arrived.set()
+
+    def _nft_events(self, data: bytes) -> Iterator[KernelEvent]:
+        """One event at the end of each transaction that touched a table of ours."""
+        for kind, _, body in messages_with_sender(data):
+            if kind >> 8 != _NFT_SUBSYSTEM:
+                continue
+            found = attributes(body, _NFGEN_BYTES)
+            if kind & 0xFF != _NEWGEN:
+                self._touched.add(text_of(found.get(1, b"")))  # the table's name is attribute 1 of every kind of object
+                continue
+            own = any(name.startswith(OWN_TABLE_PREFIX) and not name.startswith(SCRATCH_PREFIX) for name in self._touched)
+            self._touched.clear()
+            if own:
+                pid = BE32.unpack(found[_GEN_PID])[0] if _GEN_PID in found else 0
+                yield KernelEvent("nft", pid, text_of(found.get(_GEN_NAME, b"")) or process_name(pid), kind="transaction")
+
+
+def route_events(data: bytes) -> Iterator[KernelEvent]:
+    """The rtnetlink changes in one datagram."""
+    for kind, sender, _ in messages_with_sender(data):
+        if kind in _ROUTE_LAYERS:
+            layer, verb = _ROUTE_LAYERS[kind]
+            pid = sender if sender < _PID_MAX else 0
+            yield KernelEvent(layer, pid, process_name(pid), kind=verb)
+
+
+def process_name(pid: int) -> str | None:
+    """The name of a running process; None when it is gone, or nobody's."""
+    if not pid:
+        return None
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return None
+
+
+def listening(protocol: int, groups: tuple[int, ...], buffer_bytes: int) -> socket.socket:
+    """A non-blocking netlink socket in these multicast groups, with a receive buffer as large as we are allowed."""
+    listener = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
+    try:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_RCVBUFFORCE", 33), buffer_bytes)
+        except PermissionError:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        listener.bind((0, 0))
+        for group in groups:
+            listener.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+    except OSError:
+        listener.close()
+        raise
+    return listener
