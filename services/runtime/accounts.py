@@ -170,7 +170,7 @@ def _host(role: Role, users: HostUsers) -> Tree:
     if role == "applier":
         publish += [status, subjects.topology("publickey", cluster, host)]
     else:
-        publish += [_below(subjects.drift(cluster, host, "any")), subjects.command(cluster, host, "repair")]
+        publish += [_below(subjects.drift(cluster, host, "any")), *(subjects.command(cluster, host, verb) for verb in ("repair", "settle"))]
     listen = [f"{inbox_prefix(user)}.>", _below(subjects.command(cluster, host, "any"))]
     password = users.applier if role == "applier" else users.auditor
     return {"user": user, "password": password, "permissions": {"publish": {"allow": publish}, "subscribe": {"allow": listen}}}

@@ -1,0 +1,86 @@
+"""A host's plan as a person would write it: nft text, `ip` lines, a WireGuard configuration, sysctls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from schemas.plan import (
+    MAIN_TABLE,
+    OWN_PROTOCOL,
+    HostPlan,
+    LinkAddress,
+    PlanObject,
+    PolicyRule,
+    Route,
+    Sysctl,
+    VxlanLink,
+    WireguardLink,
+    WireguardPeer,
+)
+from services.kernel.nft.text import table_text
+
+
+def plan_text(plan: HostPlan) -> str:
+    """The whole plan of one host, section by section, in the order in which it is brought up."""
+    objects = plan.objects()
+    sections = [
+        ("sysctl", [f"{item.name}={item.value}" for item in objects.values() if isinstance(item, Sysctl)]),
+        ("ip route: guards", [ip_line(item) for item in objects.values() if isinstance(item, Route) and not item.hops]),
+        ("ip rule", [ip_line(item) for item in objects.values() if isinstance(item, PolicyRule)]),
+        ("nft", [table_text(objects).rstrip()]),
+        ("ip link and address", [line for item in objects.values() for line in _link_lines(item)]),
+        ("wireguard", list(_wireguard_lines(objects.values()))),
+        ("ip route", [ip_line(item) for item in objects.values() if isinstance(item, Route) and item.hops]),
+    ]
+    body = "\n".join(f"\n# {title}\n" + "\n".join(lines) for title, lines in sections if any(lines))
+    return f"# host {plan.cluster}/{plan.host}{body or chr(10) + '# nothing'}\n"
+
+
+def ip_line(item: Route | PolicyRule) -> str:
+    """The arguments of the `ip` command that would make this route or rule."""
+    return f"ip {_route(item) if isinstance(item, Route) else _rule(item)}"
+
+
+def _route(item: Route) -> str:
+    kind = "" if item.type == "unicast" else f"{item.type} "
+    prefix = "default" if item.prefix.length == 0 else item.prefix.removesuffix("/32")
+    table = "" if item.table == MAIN_TABLE else f" table {item.table}"
+    metric = f" metric {item.metric}" if item.metric else ""
+    hops = [f"{f'via {hop.via} ' if hop.via else ''}dev {hop.link}{' onlink' if hop.onlink else ''}" for hop in item.hops]
+    way = f" {hops[0]}" if len(hops) == 1 else "".join(f" nexthop {text} weight {hop.weight}" for text, hop in zip(hops, item.hops, strict=True))
+    return f"route add {kind}{prefix}{way}{table}{metric} proto {OWN_PROTOCOL}"
+
+
+def _rule(item: PolicyRule) -> str:
+    mark = f" fwmark {item.fwmark:#x}/{item.mask:#x}" if item.mask else ""
+    iif = f" iif {item.iif}" if item.iif else ""
+    to = f" to {item.to}" if item.to else ""
+    return f"rule add priority {item.priority}{iif}{to}{mark} lookup {item.table} protocol {OWN_PROTOCOL}"
+
+
+def _link_lines(item: PlanObject) -> Iterator[str]:
+    match item:
+        case VxlanLink():
+            yield (
+                f"ip link add {item.name} address {item.mac} mtu {item.mtu} type vxlan id {item.vni} local {item.local} remote {item.remote}"
+                f" dstport {item.port} nolearning"
+            )
+            yield f"ip link set {item.name} up"
+        case WireguardLink():
+            yield f"ip link add {item.name} mtu {item.mtu} type wireguard"
+            yield f"ip link set {item.name} up"
+        case LinkAddress():
+            yield f"ip address add {item.address}/{item.length} dev {item.link}"
+
+
+def _wireguard_lines(objects: Iterable[PlanObject]) -> Iterator[str]:
+    known = list(objects)
+    for link in known:
+        if isinstance(link, WireguardLink):
+            yield f"# {link.name}"
+            yield f"[Interface]\nListenPort = {link.listen_port}\n# PrivateKey: made on the host, never leaves it"
+            for peer in known:
+                if isinstance(peer, WireguardPeer) and peer.link == link.name:
+                    yield f"[Peer]\nPublicKey = {peer.public_key}\nEndpoint = {peer.endpoint}\nAllowedIPs = {', '.join(peer.allowed_ips)}"
+                    if peer.keepalive_seconds:
+                        yield f"PersistentKeepalive = {peer.keepalive_seconds}"

@@ -1,0 +1,43 @@
+"""How the command reaches NATS: by flags or environment, else the lab that runs on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from services.cli.lab.state import find_folder
+from services.runtime.broker import Broker
+from services.runtime.settings import Settings, from_environment
+
+_CONNECT_S = 5.0
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Nats:
+    """Where NATS is. Without any of it, the environment (MESHMARK_NATS_URL, MESHMARK_CREDENTIALS), else this machine's lab."""
+
+    nats_url: Annotated[str | None, Parameter(help="NATS server, as nats://127.0.0.1:4222")] = None
+    credentials: Annotated[str | None, Parameter(help='JSON file with {"user": …, "password": …}')] = None
+
+    def settings(self) -> Settings:
+        flags: dict[str, object] = {"nats_url": self.nats_url, "credentials": self.credentials, "connect_s": _CONNECT_S}
+        if self.nats_url is None and "MESHMARK_NATS_URL" not in os.environ:
+            folder = find_folder(None)
+            with contextlib.suppress(OSError):
+                flags["nats_url"] = folder.url.read_text(encoding="utf-8").strip()
+                publisher = folder.credentials("publisher")
+                if self.credentials is None and os.access(publisher, os.R_OK):
+                    flags["credentials"] = str(publisher)
+        return from_environment(flags)
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[Broker]:
+        """A connected broker, for the time of the body."""
+        async with Broker.connect(self.settings().broker(), "cli") as broker:
+            yield broker

@@ -1,0 +1,95 @@
+"""How a host's plan reaches the services on it: the snapshot once, then difference by difference.
+
+The planner writes the snapshot before it publishes a difference, so a snapshot is never older than any difference a reader has seen. A
+reader whose plan is not what a difference starts from takes the snapshot instead; order and repetition of messages do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from msgspec import Struct
+
+from schemas import codec, snapshot, subjects
+from schemas.plan import HostPlan, PlanDiff, SnapshotHead, apply_diff
+from schemas.values import Name
+from services.runtime.broker import Broker
+from services.runtime.errors import Poison, Transient
+from services.runtime.messages import Message
+from services.runtime.retries import retrying
+
+PLAN_STREAM, SNAPSHOT_STREAM = "PLAN", "SNAPSHOT"
+_HEAD = "head"
+
+
+class Update(Struct, frozen=True):
+    """A plan in force, and what led to it: the difference and its message, or neither when it was read from the snapshot at start."""
+
+    plan: HostPlan
+    epoch: int
+    generation: int
+    diff: PlanDiff | None = None
+    message: Message | None = None
+
+
+async def fetch_plan(broker: Broker, cluster: str, host: str) -> Update | None:
+    """The host's whole plan as it was last written, or None when there is none. Raises Transient while a writer is at work for too long."""
+    return await retrying("snapshot", lambda: _fetch_once(broker, cluster, host))
+
+
+async def _fetch_once(broker: Broker, cluster: str, host: str) -> Update | None:
+    message = await broker.last(SNAPSHOT_STREAM, subjects.snapshot(cluster, host, _HEAD))
+    if message is None:
+        return None
+    head = codec.decode(message.data, SnapshotHead)
+    chunks = []
+    for number in range(len(head.chunks)):
+        chunk = await broker.last(SNAPSHOT_STREAM, subjects.snapshot(cluster, host, str(number)))
+        chunks.append(chunk.data if chunk else b"")
+    try:
+        return Update(snapshot.join(head, chunks), head.epoch, head.generation)
+    except ValueError as error:
+        msg = f"the snapshot of {cluster}/{host} is being written: {error}"
+        raise Transient(msg, 0.05) from None
+
+
+async def follow_plan(broker: Broker, service: str, cluster: str, host: str) -> AsyncIterator[Update]:
+    """The host's plan at start, if there is one, then again after every difference. The receiver acknowledges `message`."""
+    current = await fetch_plan(broker, cluster, host)
+    if current is not None:
+        yield current
+    async for message in broker.consume(PLAN_STREAM, subjects.consumer(service, cluster, host), create=False):
+        diff = _decode(message)
+        if current is not None and (diff.epoch, diff.generation) <= (current.epoch, current.generation):
+            await message.ack()
+            continue
+        plan = None if diff.resync else _advance(current, diff)
+        if plan is None:
+            fetched = await fetch_plan(broker, cluster, host)
+            if fetched is None:
+                msg = f"generation {diff.generation} of {cluster}/{host} was announced, but there is no snapshot"
+                raise Transient(msg)
+            current = Update(fetched.plan, fetched.epoch, fetched.generation, diff, message)
+        else:
+            current = Update(plan, diff.epoch, diff.generation, diff, message)
+        yield current
+
+
+def _advance(current: Update | None, diff: PlanDiff) -> HostPlan | None:
+    plan = current.plan if current else HostPlan(diff.cluster, diff.host, {})
+    try:
+        return HostPlan(diff.cluster, diff.host, apply_diff(plan.units, diff.units), diff.drift)
+    except ValueError:
+        return None
+
+
+def _decode(message: Message) -> PlanDiff:
+    try:
+        return codec.decode(message.data, PlanDiff)
+    except codec.DecodeError as error:
+        msg = f"{message.subject} #{message.sequence}: {error}"
+        raise Poison(msg) from None
+
+
+def empty_plan(cluster: str, host: str) -> HostPlan:
+    return HostPlan(Name(cluster), Name(host), {})
