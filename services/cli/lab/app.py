@@ -19,6 +19,7 @@ from schemas.topology import Topology
 from services.cli.files import load
 from services.cli.lab import namespaces, probe, teardown
 from services.cli.lab.crew import host_view
+from services.cli.lab.demo import demo
 from services.cli.lab.detach import Progress, in_background
 from services.cli.lab.feed import Feed
 from services.cli.lab.layout import PREFIX
@@ -97,6 +98,24 @@ def down(*, state: State = None) -> int:
     found = teardown.down(folder)
     Console(stderr=True).print("the lab is down" if found else f"no lab is up in {folder.path}", highlight=False)
     return 0
+
+
+@lab.command(name="demo")
+def guided(
+    *,
+    keep: Annotated[bool, Parameter(help="Leave the lab up at the end.", negative="")] = False,
+    state: State = None,
+    output: Output = "table",
+) -> int:
+    """The guided tour, about a minute: a mesh comes up, is checked, broken by hand, repaired, changed under traffic, and taken down.
+
+    With JSON, the one document of all checks goes to the standard output, and the story to the standard error.
+    """
+    _need_root()
+    story = demo(Folder(state) if state else find_folder(None), Console(stderr=output == "json"), keep=keep)
+    if output == "json":
+        print_checks(story.checks)
+    return 0 if story.ok else 1
 
 
 _HOW_TO_GO_ON = """\

@@ -1,0 +1,99 @@
+"""Steady traffic between two pods, to see what a change does to flows that are running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+from services.cli.lab import namespaces
+
+_FLOWS = 8
+_INTERVAL_S = 0.01
+"""Between two rounds of one datagram per flow."""
+_LAST_S = 1.5
+_SEQUENCE_BYTES = 8
+
+
+class Traffic:
+    """The count of some UDP flows. Each datagram has a number of its own, and the server sends it back."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._open: set[int] = set()
+        self._answered = asyncio.Event()
+
+    @property
+    def lost(self) -> int:
+        """Datagrams without an answer: on the way while traffic runs, lost when it has ended."""
+        return len(self._open)
+
+    def next(self) -> bytes:
+        """A datagram to send."""
+        self.sent += 1
+        self._open.add(self.sent)
+        return self.sent.to_bytes(_SEQUENCE_BYTES, "big")
+
+    def answered(self, datagram: bytes) -> None:
+        self._open.discard(int.from_bytes(datagram, "big"))
+        self._answered.set()
+
+    async def settle(self) -> None:
+        """Wait until everything is answered, or no answer has come for a while."""
+        with contextlib.suppress(TimeoutError):
+            while self._open:
+                self._answered.clear()
+                async with asyncio.timeout(_LAST_S):
+                    await self._answered.wait()
+
+
+@contextlib.asynccontextmanager
+async def running(client: str, server: str, address: str) -> AsyncIterator[Traffic]:
+    """Traffic from the namespace `client` to `server`, dialled as `address`, while the body runs; counted to the end when it is left."""
+    loop = asyncio.get_running_loop()
+    traffic = Traffic()
+    with contextlib.ExitStack() as stack:
+        echo = stack.enter_context(namespaces.inside(server, _socket))
+        port = echo.getsockname()[1]
+        loop.add_reader(echo, _echo, echo)
+        stack.callback(loop.remove_reader, echo)
+        clients = [stack.enter_context(namespaces.inside(client, _socket)) for _ in range(_FLOWS)]
+        for each in clients:
+            loop.add_reader(each, _take, each, traffic)
+            stack.callback(loop.remove_reader, each)
+        sending = asyncio.ensure_future(_send(clients, (address, port), traffic))
+        try:
+            yield traffic
+        finally:
+            sending.cancel()
+            await traffic.settle()
+
+
+def _socket() -> socket.socket:
+    opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    opened.setblocking(False)  # noqa: FBT003 - positional in the standard library
+    opened.bind(("", 0))
+    return opened
+
+
+async def _send(clients: list[socket.socket], to: tuple[str, int], traffic: Traffic) -> None:
+    while True:
+        for client in clients:
+            # What cannot even be sent stays without an answer, and so counts as lost.
+            with contextlib.suppress(OSError):
+                client.sendto(traffic.next(), to)
+        await asyncio.sleep(_INTERVAL_S)
+
+
+def _echo(opened: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            datagram, source = opened.recvfrom(64)
+            opened.sendto(datagram, source)
+
+
+def _take(opened: socket.socket, traffic: Traffic) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            traffic.answered(opened.recv(64))
