@@ -1,0 +1,264 @@
+"""A kernel in memory that behaves: the same interface, ownership, atomicity and errors as ``linux``, without privileges.
+
+A `FakeHost` is the machine and outlives any `FakeKernel` that looks at it, as a real one outlives a restart. It owns nothing outside itself.
+It fails where the kernel fails (a link that is not there, somebody else's object in the way, a batch that does not fit), and wherever `fail` says
+so. Both kernels pass the same contract suite; packets are the one thing that does not move here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec.structs import replace
+
+from schemas.plan import (
+    Layer,
+    LinkAddress,
+    PlanObject,
+    PolicyRule,
+    Route,
+    Sysctl,
+    VxlanLink,
+    WireguardLink,
+    WireguardPeer,
+)
+from schemas.status import Capabilities
+from schemas.values import Key
+from services.kernel.curve25519 import public_key
+from services.kernel.fake_nft import committed, listed
+from services.kernel.port import ALL_LAYERS, Flow
+from services.kernel.sysctls import normal
+from services.kernel.transaction import Change, Held, Listed, Marker, Observed
+from services.kernel.wireguard import sorted_prefixes
+from services.runtime.errors import Conflict, OutcomeUnknown, Permanent, Waiting
+
+_DEFAULT_SYSCTL = "0"
+
+
+@dataclass
+class FakeHost:
+    """The machine's state. `objects` are ours by key, `foreign` are somebody else's: never listed, changed or removed."""
+
+    objects: dict[str, Held] = field(default_factory=dict)
+    foreign: dict[str, Held] = field(default_factory=dict)
+    sysctls: dict[str, str] = field(default_factory=dict)
+    kept_sysctls: dict[str, str] = field(default_factory=dict)
+    marker: Marker | None = None
+    flows: list[Flow] = field(default_factory=list)
+    private_key: bytes = bytes(range(32))
+    wireguard: Literal["kernel", "userspace", "none"] = "kernel"
+    commits: int = 0
+
+    def links(self) -> set[str]:
+        """Names of all links, ours and others'."""
+        return {key.removeprefix("link ") for key in (*self.objects, *self.foreign) if key.startswith("link ")} | {"lo"}
+
+
+class FakeKernel:
+    """``port.Kernel`` over a `FakeHost`.
+
+    `fail` is asked before every change, also those of a batch. An error that it returns is raised instead of making the change; an
+    OutcomeUnknown is raised after making it, since that is the case which callers forget.
+    """
+
+    def __init__(self, host: FakeHost | None = None, fail: Callable[[Change], Exception | None] = lambda _change: None) -> None:
+        self.host = host or FakeHost()
+        self.fail = fail
+        self._public = public_key(self.host.private_key)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities("fake", "fake", self.host.wireguard)
+
+    def public_key(self) -> Key:
+        return self._public
+
+    def read(self, wanted: Mapping[str, PlanObject], layers: Collection[Layer] = ALL_LAYERS) -> Observed:
+        found = {key: listed(item) for key, item in self.host.objects.items() if item.layer in layers}
+        if "sysctl" in layers:
+            names = {item.name for item in wanted.values() if isinstance(item, Sysctl)} | set(self.host.kept_sysctls)
+            found |= {f"sysctl {name}": Sysctl(name, value) for name in sorted(names) if (value := self._sysctl(name)) is not None}
+        return found
+
+    def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
+        return {key: self._normal(item) for key, item in wanted.items()}
+
+    def write(self, change: Change) -> None:
+        error = self.fail(change)
+        if error is not None and not isinstance(error, OutcomeUnknown):
+            raise error
+        if change.new is None:
+            self._remove(change)
+        else:
+            self._put(change.new)
+        if error is not None:
+            raise error
+
+    def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
+        errors = [error for change in batch if (error := self.fail(change)) is not None]
+        refused = next((error for error in errors if not isinstance(error, OutcomeUnknown)), None)
+        if refused is not None:
+            raise refused
+        self.host.objects = committed(self.host.objects, batch)
+        self.host.marker = marker
+        self.host.commits += 1
+        if errors:
+            raise errors[0]
+
+    def marker(self) -> Marker | None:
+        return self.host.marker
+
+    def flows(self) -> Iterable[Flow]:
+        return list(self.host.flows)
+
+    def drop_flows(self, flows: Iterable[Flow]) -> int:
+        gone = set(flows)
+        before = len(self.host.flows)
+        self.host.flows = [flow for flow in self.host.flows if flow not in gone]
+        return before - len(self.host.flows)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    # One object ----------------------------------------------------------------------------------------------------------------------
+
+    def _put(self, wanted: PlanObject) -> None:
+        if wanted.key in self.host.foreign:
+            msg = f"{wanted.key} belongs to somebody else"
+            raise Conflict(msg)
+        match wanted:
+            case Sysctl():
+                self._set_sysctl(wanted)
+            case VxlanLink() | WireguardLink():
+                self._put_link(wanted)
+            case LinkAddress():
+                self._need_link(wanted.key, wanted.link)
+                self.host.objects[wanted.key] = wanted
+            case WireguardPeer():
+                self._put_peer(wanted)
+            case Route():
+                self._put_route(wanted)
+            case PolicyRule():
+                self.host.objects[wanted.key] = wanted
+            case _:
+                msg = f"{wanted.key}: nftables objects are written by commit"
+                raise Permanent(msg)
+
+    def _put_link(self, wanted: VxlanLink | WireguardLink) -> None:
+        held = self.host.objects.get(wanted.key)
+        if isinstance(wanted, WireguardLink) and self.host.wireguard == "none":
+            msg = f"{wanted.key}: this host has no WireGuard; load the kernel module or install wireguard-go"
+            raise Permanent(msg)
+        if isinstance(wanted, VxlanLink):
+            self._check_tunnel(wanted)
+        if held is not None and not _changes_in_place(held, wanted):
+            self._remove_link(wanted.name)
+        self.host.objects[wanted.key] = self._normal(wanted)
+
+    def _check_tunnel(self, wanted: VxlanLink) -> None:
+        for other in self.host.objects.values():
+            same_tunnel = isinstance(other, VxlanLink) and (other.vni, other.port, other.remote) == (wanted.vni, wanted.port, wanted.remote)
+            if same_tunnel and other.key != wanted.key:
+                msg = f"{wanted.key}: {other.key} has the same VXLAN id, port and remote"
+                raise Conflict(msg)
+
+    def _put_peer(self, wanted: WireguardPeer) -> None:
+        if not isinstance(self.host.objects.get(f"link {wanted.link}"), WireguardLink):
+            msg = f"{wanted.key}: there is no WireGuard device {wanted.link} of ours"
+            raise Waiting(msg, f"link {wanted.link}")
+        if wanted.public_key == self._public:
+            msg = f"{wanted.key}: a host cannot be its own peer"
+            raise Permanent(msg)
+        taken = set(wanted.allowed_ips)
+        for key, other in list(self.host.objects.items()):
+            if isinstance(other, WireguardPeer) and other.link == wanted.link and key != wanted.key:
+                self.host.objects[key] = replace(other, allowed_ips=tuple(prefix for prefix in other.allowed_ips if prefix not in taken))
+        self.host.objects[wanted.key] = self._normal(wanted)
+
+    def _put_route(self, wanted: Route) -> None:
+        if bool(wanted.hops) != (wanted.type == "unicast"):
+            msg = f"{wanted.key}: a unicast route needs next hops, and no other route has any"
+            raise Permanent(msg)
+        for hop in wanted.hops:
+            if hop.link not in self.host.links() or isinstance(self.host.objects.get(f"link {hop.link}"), Listed):
+                msg = f"{wanted.key}: link {hop.link} is not there or down"
+                raise Waiting(msg, f"link {hop.link}")
+            if hop.via is not None and not hop.onlink and not self._reaches(hop.link, hop.via):
+                msg = f"{wanted.key}: next hop {hop.via} cannot be reached by {hop.link}"
+                raise Waiting(msg, f"link {hop.link}")
+        self.host.objects[wanted.key] = wanted
+
+    def _reaches(self, link: str, via: str) -> bool:
+        networks = [
+            ipaddress.IPv4Interface(f"{item.address}/{item.length}").network
+            for item in self.host.objects.values()
+            if isinstance(item, LinkAddress) and item.link == link
+        ]
+        return any(ipaddress.IPv4Address(via) in network for network in networks)
+
+    def _need_link(self, key: str, link: str) -> None:
+        if f"link {link}" in self.host.foreign or link == "lo":
+            msg = f"{key}: link {link} is not ours"
+            raise Conflict(msg)
+        if f"link {link}" not in self.host.objects:
+            msg = f"{key}: there is no link {link}"
+            raise Waiting(msg, f"link {link}")
+
+    def _remove(self, change: Change) -> None:
+        if change.subject.layer == "nft":
+            msg = f"{change.key}: nftables objects are written by commit"
+            raise Permanent(msg)
+        if change.subject.layer == "sysctl":
+            name = change.key.removeprefix("sysctl ")
+            if name in self.host.kept_sysctls:
+                self.host.sysctls[name] = self.host.kept_sysctls.pop(name)
+        elif change.subject.layer == "link":
+            self._remove_link(change.key.removeprefix("link "))
+        else:
+            self.host.objects.pop(change.key, None)
+
+    def _remove_link(self, name: str) -> None:
+        """A link takes its addresses, peers and routes along; a route over several links goes with the first of them."""
+        if self.host.objects.pop(f"link {name}", None) is None:
+            return
+        for key, item in list(self.host.objects.items()):
+            member = isinstance(item, LinkAddress | WireguardPeer) and item.link == name
+            if member or (isinstance(item, Route) and any(hop.link == name for hop in item.hops)):
+                del self.host.objects[key]
+
+    # Sysctls and normal forms --------------------------------------------------------------------------------------------------------
+
+    def _sysctl(self, name: str) -> str | None:
+        parts = name.split("/")
+        if len(parts) > 4 and parts[2] in ("conf", "neigh") and parts[3] not in {"all", "default", *self.host.links()}:  # noqa: PLR2004
+            return None
+        return self.host.sysctls.get(name, _DEFAULT_SYSCTL)
+
+    def _set_sysctl(self, wanted: Sysctl) -> None:
+        held = self._sysctl(wanted.name)
+        if held is None:
+            link = wanted.name.split("/")[3]
+            msg = f"{wanted.key}: there is no link {link}"
+            raise Waiting(msg, f"link {link}")
+        if held != normal(wanted.value):
+            self.host.kept_sysctls.setdefault(wanted.name, held)
+            self.host.sysctls[wanted.name] = normal(wanted.value)
+
+    def _normal(self, item: PlanObject) -> Held:
+        match item:
+            case Sysctl():
+                return Sysctl(item.name, normal(item.value))
+            case WireguardLink():
+                return replace(item, public_key=self._public)
+            case WireguardPeer():
+                return replace(item, allowed_ips=sorted_prefixes(item.allowed_ips))
+            case _:
+                return listed(item)
+
+
+def _changes_in_place(held: Held, wanted: VxlanLink | WireguardLink) -> bool:
+    if isinstance(held, VxlanLink) and isinstance(wanted, VxlanLink):
+        return (held.vni, held.port) == (wanted.vni, wanted.port)
+    return isinstance(held, WireguardLink) and isinstance(wanted, WireguardLink)
