@@ -368,7 +368,9 @@ def command(
     """
     root = shlex.quote(str(image.root))
     lines = ["set -e", f"mount -t proc proc {root}/proc"]
-    lines += [f"mount -t tmpfs tmpfs {shlex.quote(str(_inside(image.root, path)))}" for path in scratch]
+    for path in scratch:
+        target = shlex.quote(str(_inside(image.root, path)))
+        lines += [f"mkdir -p {target}", f"mount -t tmpfs tmpfs {target}"]
     for path, source in (mounts or {}).items():
         target = shlex.quote(str(_inside(image.root, path)))
         lines += [f"mkdir -p {shlex.quote(str(_inside(image.root, path).parent))}"]
@@ -387,7 +389,7 @@ def _limited(capabilities: Sequence[str] | None, user: str) -> list[str]:
         rights = ",".join(("-all", *(f"+{name}" for name in capabilities)))
         words += ["--no-new-privs", f"--bounding-set={rights}", f"--inh-caps={rights}"]
     if user:
-        words += [f"--reuid={user}", "--regid=nogroup", "--clear-groups"]
+        words += [f"--reuid={user}", f"--regid={user}", "--init-groups"]
     return ["setpriv", *words] if words else []
 
 

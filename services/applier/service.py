@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -243,4 +244,4 @@ def _sole_applier() -> Iterator[None]:
 
 async def main(context: Context) -> None:
     """Run the applier until the context says stop."""
-    await ApplierService(context, LinuxKernel(context.settings.state_dir)).run()
+    await ApplierService(context, LinuxKernel(Path(context.settings.state_dir))).run()

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -191,4 +192,4 @@ class AuditorService:
 
 async def main(context: Context) -> None:
     """Run the auditor until the context says stop."""
-    await AuditorService(context, LinuxKernel(context.settings.state_dir)).run()
+    await AuditorService(context, LinuxKernel(Path(context.settings.state_dir))).run()

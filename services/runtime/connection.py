@@ -67,6 +67,8 @@ class Connection:
         self._metrics = metrics
         self._client = Client()
         self._closing = False
+        self._opened = False
+        self._last_error = ""
         self._up = asyncio.Event()
         self._doom: asyncio.TimerHandle | None = None
         self._waits: dict[str, tuple[str, asyncio.Future[Message]]] = {}
@@ -76,45 +78,47 @@ class Connection:
 
     async def open(self) -> None:
         """Connect; Transient when no server answers in `connect_s`, Permanent when the login is refused."""
-        wanted = self.settings
-        doing = f"connecting to {wanted.url}"
-        deadline = asyncio.get_running_loop().time() + wanted.connect_s
-        login = {"user": wanted.user, "password": wanted.password} if wanted.user else {}
-        while True:
-            try:
-                self._client = Client()
-                await self._client.connect(
-                    wanted.url,
-                    name=f"meshmark-{self.service}",
-                    inbox_prefix=wanted.inbox_prefix or accounts.inbox_prefix(wanted.user),
-                    # The first connection is tried here, one attempt at a time: with reconnects allowed, nats-py would try a
-                    # refused login for ever.
-                    allow_reconnect=False,
-                    connect_timeout=2,
-                    # The default of 120 s leaves a dead read loop unnoticed for minutes.
-                    ping_interval=wanted.ping_s,
-                    drain_timeout=int(_CLOSE_S),
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=wanted.reconnect_wait_s,  # type: ignore[arg-type]  # a float is fine, it goes to sleep()
-                    error_cb=self._on_error,
-                    disconnected_cb=self._on_disconnect,
-                    reconnected_cb=self._on_reconnect,
-                    closed_cb=self._on_close,
-                    **login,  # type: ignore[arg-type]  # two of the many keyword arguments
-                )
-                break
-            except (OSError, TimeoutError, nats.errors.Error) as error:
-                mapped = errormap.from_client(error, doing)
-                if isinstance(mapped, Permanent) or asyncio.get_running_loop().time() > deadline:
-                    raise mapped from error
-                await asyncio.sleep(0.2)
+        doing = f"connecting to {self.settings.url}"
+        try:
+            async with asyncio.timeout(self.settings.connect_s):
+                await self._login()
+        except (OSError, nats.errors.Error) as error:  # TimeoutError is an OSError
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._client.close()
+            if isinstance(error, TimeoutError):
+                msg = f"{doing}: {self._last_error or 'no answer'} for {self.settings.connect_s:g} s; is the server running there?"
+                raise Transient(msg, 1.0) from error
+            raise errormap.from_client(error, doing) from error
+        # Only now: with reconnects allowed, nats-py would try a refused login for ever.
         self._client.options["allow_reconnect"] = True
         await self._ready()
+
+    async def _login(self) -> None:
+        wanted = self.settings
+        login = {"user": wanted.user, "password": wanted.password} if wanted.user else {}
+        await self._client.connect(
+            wanted.url,
+            name=f"meshmark-{self.service}",
+            inbox_prefix=wanted.inbox_prefix or accounts.inbox_prefix(wanted.user),
+            allow_reconnect=False,
+            connect_timeout=2,
+            # The default of 120 s leaves a dead read loop unnoticed for minutes.
+            ping_interval=wanted.ping_s,
+            drain_timeout=int(_CLOSE_S),
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=wanted.reconnect_wait_s,  # type: ignore[arg-type]  # a float is fine, it goes to sleep()
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnect,
+            reconnected_cb=self._on_reconnect,
+            closed_cb=self._on_close,
+            **login,  # type: ignore[arg-type]  # two of the many keyword arguments
+        )
 
     async def _ready(self) -> None:
         prefix = self._client.new_inbox()
         await self._client.subscribe(f"{prefix}.*", cb=self._on_reply)
         self._replies = prefix
+        self._opened = True
         self._up.set()
         self._metrics.nats_connected.set(1)
 
@@ -248,14 +252,15 @@ class Connection:
             future.set_result(self._message(msg))
 
     async def _on_error(self, error: Exception) -> None:
-        denied = _DENIED.search(str(error).lower())
+        self._last_error = str(error) or type(error).__name__
+        denied = _DENIED.search(self._last_error.lower())
         if denied:
             self._deny(denied[1], denied[2])
         elif isinstance(error, nats.errors.SlowConsumerError):
             self._metrics.nats_slow.inc()
             log.warning("slow_consumer", subject=error.subject)
         else:
-            log.debug("nats_error", error=str(error) or type(error).__name__)
+            log.debug("nats_error", error=self._last_error)
 
     def _deny(self, operation: str, subject: str) -> None:
         """Fail whoever asked: the server tells the connection, not the request, which would else run into its timeout."""
@@ -273,7 +278,7 @@ class Connection:
     async def _on_disconnect(self) -> None:
         self._up.clear()
         self._metrics.nats_connected.set(0)
-        if self._closing:
+        if self._closing or not self._opened:
             return
         log.warning("broker_disconnected", url=self.settings.url)
         for asked, future in self._waits.values():
@@ -295,7 +300,7 @@ class Connection:
             inbox.put(Transient("the connection broke and came back", 0.0))
 
     async def _on_close(self) -> None:
-        if not self._closing:
+        if self._opened and not self._closing:
             # Any unknown -ERR of the server, or a login that is refused on reconnect, ends here; nats-py never comes back from it.
             self._lose(str(self._client.last_error or "closed by the broker"))
 

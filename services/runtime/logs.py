@@ -13,6 +13,8 @@ from structlog.typing import EventDict, WrappedLogger
 _SECRET = re.compile(r"password|passwd|secret|private_?key|preshared|credential$|(?<![a-z])token(?![a-z])", re.IGNORECASE)
 _LOGIN_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 _HIDDEN = "***"
+# Without the values of local variables: passwords and keys are among them.
+_TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 
 
 def configure(service: str, level: str = "info", form: Literal["json", "console"] = "json") -> None:
@@ -21,7 +23,7 @@ def configure(service: str, level: str = "info", form: Literal["json", "console"
         structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
     # A console renderer prints tracebacks itself; JSON needs them as a field.
-    errors = [structlog.processors.dict_tracebacks] if form == "json" else []
+    errors = [_TRACEBACKS] if form == "json" else []
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -57,7 +57,7 @@ def run(name: str, settings: Settings, main: Main) -> int:
         for error in _leaves(group):
             # One line, no traceback: the text says what to do.
             log.error("service_failed", kind=type(error).__name__, error=str(error))  # noqa: TRY400
-    except* Exception as group:  # noqa: BLE001 - ends the process, with a traceback for each
+    except* Exception as group:
         failed = True
         for unexpected in _leaves(group):
             log.error("service_crashed", exc_info=unexpected)  # noqa: TRY400 - the group's own traceback says less

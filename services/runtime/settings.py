@@ -57,14 +57,6 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     connect_s: Seconds = 30.0
     lost_after_s: Seconds = 300.0
 
-    def require_host(self) -> tuple[str, str]:
-        """The cluster and the host that this service serves; Permanent when they are not set."""
-        for name in ("cluster", "host"):
-            if not getattr(self, name):
-                msg = f"{name} is not set; give --{name} or {ENVIRONMENT_PREFIX}{name.upper()}"
-                raise Permanent(msg)
-        return self.cluster, self.host
-
     def broker(self) -> BrokerSettings:
         """How to reach NATS, with the user of the credentials file."""
         login = read_credentials(Path(self.credentials)) if self.credentials else Credentials()
