@@ -16,7 +16,7 @@ from msgspec import Struct
 
 _FIRST_DELAY_S = 0.2
 _LAST_DELAY_S = 5.0
-_STEADY_S = 10.0
+_STEADY_S = 30.0
 """A process that ran this long is no crash loop: its next start comes as soon as its first one did."""
 _STOP_S = 6.0
 
@@ -39,6 +39,8 @@ class Child:
     def __init__(self, command: Command, changed: Callable[[str, int | None], None]) -> None:
         """`changed` is told the pid of each process that starts, and None when one has ended."""
         self.command = command
+        self.ends = 0
+        """How often the process has ended by itself."""
         self._changed = changed
         self._stop = asyncio.Event()
         self._ended = asyncio.Event()
@@ -52,6 +54,7 @@ class Child:
                 code = await self._run_once()
                 if self._stop.is_set():
                     break
+                self.ends += 1
                 delay_s = _FIRST_DELAY_S if time.monotonic() - started > _STEADY_S else min(2 * delay_s, _LAST_DELAY_S)
                 log.warning("service ended, starting it again", service=self.command.name, code=code, delay_s=delay_s)
                 with contextlib.suppress(TimeoutError):

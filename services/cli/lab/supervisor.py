@@ -28,7 +28,7 @@ from services.cli.lab.processes import Child, Command
 from services.cli.lab.state import CURRENT, Folder, Record, claim, identify
 from services.cli.lab.teardown import sweep
 from services.cli.lab.wiring import Wiring
-from services.runtime.errors import MeshmarkError
+from services.runtime.errors import MeshmarkError, Transient
 
 _READY_S = 90.0
 _RETRY_S = 1.0
@@ -92,8 +92,18 @@ class Supervisor:
             for item in self._topology:
                 await feed.publish(item)
             self._progress.say(f"published {len(self._topology)} topology objects")
-            await readiness.get_ready(feed, self._topology, self._progress.say, _READY_S)
+            try:
+                await readiness.get_ready(feed, self._topology, self._progress.say, _READY_S)
+            except Transient as error:
+                msg = f"{error}; {self._where_to_look()}"
+                raise Transient(msg) from None
             self._become_ready()
+
+    def _where_to_look(self) -> str:
+        """For a lab that does not get ready: the services that keep ending, and the logs."""
+        failing = sorted(name for name, (child, _) in self._children.items() if child.ends)
+        words = f"ended by themselves: {', '.join(failing)}; " if failing else ""
+        return f"{words}logs are in {self._folder.path / 'log'}"
 
     def _become_ready(self) -> None:
         self._note(phase="ready")
