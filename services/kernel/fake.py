@@ -259,6 +259,8 @@ class FakeKernel:
 
 
 def _changes_in_place(held: Held, wanted: VxlanLink | WireguardLink) -> bool:
+    if isinstance(held, Listed):  # a device that is down
+        return True
     if isinstance(held, VxlanLink) and isinstance(wanted, VxlanLink):
         return (held.vni, held.port) == (wanted.vni, wanted.port)
     return isinstance(held, WireguardLink) and isinstance(wanted, WireguardLink)

@@ -20,7 +20,7 @@ from schemas.topology import KINDS, Topology, decode_topology
 from services.planner.allocate import NUMBER, Number, Rollout
 from services.planner.core import Core, Outcome, Said, Step
 from services.planner.state import HostId
-from services.runtime.broker import Broker
+from services.runtime.broker import BatchMessage, Broker
 from services.runtime.deadletters import dead_letter
 from services.runtime.errors import Poison
 from services.runtime.messages import Message
@@ -168,9 +168,9 @@ class Planner:
         head, chunks = split(plan, self._epoch, generation)
         before = self._chunks.get(host, ())
         changed = [number for number in range(len(chunks)) if before[number : number + 1] != (head.chunks[number],) or len(before) != len(chunks)]
-        batch = [(subjects.snapshot(*host, str(number)), chunks[number]) for number in changed]
-        batch.append((subjects.snapshot(*host, _HEAD), codec.encode(head)))
-        self._head_sequences[host] = await self._broker.publish_batch(batch, expect_last=self._head_sequences.get(host, 0))
+        batch = [BatchMessage(subjects.snapshot(*host, str(number)), chunks[number]) for number in changed]
+        batch.append(BatchMessage(subjects.snapshot(*host, _HEAD), codec.encode(head), self._head_sequences.get(host, 0)))
+        self._head_sequences[host] = await self._broker.publish_batch(batch)
         self._chunks[host] = head.chunks
 
     async def _serve(self, host: HostId) -> None:

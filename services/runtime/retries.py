@@ -52,4 +52,9 @@ async def retrying(
         sleep=sleep,
         reraise=True,
     )
-    return await attempt(action)
+
+    async def call() -> T:
+        # tenacity awaits only what it can tell to be a coroutine function; a lambda that returns a coroutine is not.
+        return await action()
+
+    return await attempt(call)
