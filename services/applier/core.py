@@ -40,7 +40,7 @@ class Applier:
         self.failures: Mapping[str, Failure] = {}
 
     def apply(self, plan: HostPlan, epoch: int, generation: int, received_s: float = 0.0) -> ApplyReport:
-        """Make one turn towards `plan` and report what came of it. Raises only what makes the kernel unreadable or unwritable as a whole."""
+        """Make one turn towards `plan` and report what came of it. Raises only what makes the kernel unreadable as a whole."""
         if not self._trusted:
             result = self._turn(plan, epoch, generation, *self._from_kernel(plan))
         else:
@@ -74,7 +74,7 @@ class Applier:
         leaving = {key for name, unit in held.items() if name not in plan.units for key in unit}
         if not held and not plan.units:
             leaving = {change.key for change in found}
-        turn = Turn(self._kernel, held, plan.units, epoch, generation, self._now)
+        turn = Turn(self._kernel, held, plan.units, (epoch, generation), self._now)
         return turn.run(order(found, plan.objects(), leaving))
 
     def _take_over(self, plan: HostPlan, result: Result) -> None:

@@ -43,14 +43,14 @@ def _changed_prefixes(changes: Sequence[Change], objects: Mapping[str, PlanObjec
     return sources, destinations
 
 
-def _deciding_sets(objects: Iterable[object]) -> Iterator[tuple[tuple[str, str], str]]:
+def _deciding_sets(objects: Iterable[PlanObject]) -> Iterator[tuple[tuple[str, str], str]]:
     """The sets and maps that decide a translation, and which address of a flow they look up.
 
     Where a rule narrows by destination first (``ip daddr @remote snat …``), the destination set decides: a change of the sources must
     not cut flows to elsewhere.
     """
-    for chain in objects:
-        for rule in chain.rules if isinstance(chain, NftChain) and chain.type == "nat" else ():
+    for chain in [item for item in objects if isinstance(item, NftChain) and item.type == "nat"]:
+        for rule in chain.rules:
             nat = next((statement for statement in rule if isinstance(statement, Nat)), None)
             if nat is None:
                 continue

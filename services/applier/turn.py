@@ -48,15 +48,15 @@ class Result(Struct, frozen=True):
 
 
 class Turn:
-    """Carries one turn out. `held` and `target` are the units before and after; made for one use."""
+    """Carries one turn out. `held` and `target` are the units before and after, `stamp` is epoch and generation; made for one use."""
 
     def __init__(
-        self, kernel: Kernel, held: Mapping[str, Unit], target: Mapping[str, Unit], epoch: int, generation: int, now: Callable[[], float]
+        self, kernel: Kernel, held: Mapping[str, Unit], target: Mapping[str, Unit], stamp: tuple[int, int], now: Callable[[], float]
     ) -> None:
         self._kernel = kernel
         self._held = held
         self._target = target
-        self._stamp = (epoch, generation)
+        self._stamp = stamp
         self._now = now
         self._owners: dict[str, set[str]] = {}
         for units in (held, target):
@@ -141,7 +141,7 @@ class Turn:
         _log.warning("change_failed", key=key, units=sorted(units), error=str(error))
         for unit in units:
             self._failures.setdefault(unit, Failure(key, error))
-        self._undo_where(lambda change: self._is_off(change))
+        self._undo_where(self._is_off)
 
     def _undo_where(self, concerned: Callable[[Change], bool]) -> None:
         """Undo what was done and is concerned, latest first. Guards of wanted units stay."""

@@ -6,7 +6,8 @@ one finding: a table that is gone stands for all that was in it. While a unit is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set as AbstractSet
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
@@ -30,8 +31,13 @@ class Finding(Struct, frozen=True):
     because: tuple[str, ...]
 
 
-def compare(plan: HostPlan, reference: Observed, observed: Observed, marker: Marker | None, layers: AbstractSet[DriftLayer]) -> list[Finding]:
-    """Findings in the order of their keys. `reference` and `observed` hold the objects of `layers` only."""
+def compare(
+    plan: HostPlan, reference: Observed, observed: Observed, marker: Marker | None, layers: AbstractSet[DriftLayer]
+) -> list[Finding]:
+    """Findings in the order of their keys. `reference` and `observed` hold the objects of `layers` only.
+
+    A missing marker is a finding itself: call this only once the host has held a plan.
+    """
     settled = _settled(plan, marker)
     wanted = {key: unit for unit in sorted(plan.units) for key in plan.units[unit] if key in reference}
     gone = {item.name for key, item in reference.items() if isinstance(item, NftTable) and key not in observed}

@@ -52,6 +52,7 @@ class AuditorService:
         self._hints: set[DriftLayer] = set(LAYERS)
         self._wake = asyncio.Event()
         self._repair_due_s: float | None = None
+        self._held_before = False
 
     async def run(self) -> None:
         """Audit until told to stop."""
@@ -101,7 +102,7 @@ class AuditorService:
         while await self._next_audit():
             layers = tuple(layer for layer in LAYERS if layer in self._hints) or LAYERS
             self._hints.clear()
-            if self._current.generation == 0:
+            if self._current.generation == 0 or not await self._has_held():
                 continue
             with self._context.metrics.audit_seconds.time():
                 await self._audit(layers)
@@ -121,6 +122,14 @@ class AuditorService:
             await asyncio.sleep(_DEBOUNCE_S)
         self._wake.clear()
         return not stop.is_set()
+
+    async def _has_held(self) -> bool:
+        """True once this host has held a plan: until then, what is missing is still to come, and no drift."""
+        if not self._held_before:
+            marker = await self._in_thread(self._kernel.marker)
+            report = await self._broker.last("STATUS", subjects.status(self._cluster, self._host))
+            self._held_before = marker is not None or report is not None
+        return self._held_before
 
     async def _audit(self, layers: tuple[DriftLayer, ...]) -> None:
         suspects = dict(self._suspects)

@@ -76,8 +76,8 @@ def server(
 ) -> int:
     """Run the embedded nats-server with the accounts that meshmark needs, and write credentials for every user.
 
-    Credentials are kept over restarts in DIR/creds: planner.json, publisher.json, reader.json, and for each host applier.CLUSTER.HOST.json and
-    auditor.CLUSTER.HOST.json. To add a host, stop the server and start it again with one more --host.
+    Credentials are kept over restarts in DIR/creds: planner.json, publisher.json, reader.json, and for each host
+    applier.CLUSTER.HOST.json and auditor.CLUSTER.HOST.json. To add a host, stop the server and start it again with one more --host.
     """
     server_module = importlib.import_module("services.runtime.server")
     config = server_config(directory, listen, host, anonymous=anonymous)

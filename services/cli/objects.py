@@ -60,7 +60,9 @@ async def get(kind: str | None = None, name: str | None = None, *, output: Forma
     chosen = _kind(kind) if kind else None
     form = default_format(output)
     async with (nats or Nats()).connect() as broker:
-        items = [item async for item in admitted(broker) if chosen in (None, item.kind) and name in (None, f"{item.home}/{item.name}", item.name)]
+        items = [
+            item async for item in admitted(broker) if chosen in (None, item.kind) and name in (None, f"{item.home}/{item.name}", item.name)
+        ]
     if name is not None and not items:
         fail(f"no {chosen or 'object'} named {name} is admitted")
         return EXIT_ERROR
@@ -108,7 +110,9 @@ async def _say(messages: list[tuple[str, bytes]], broker: Broker, wait_s: float)
     return _tell(waiting, verdicts, wait_s, deleted=all(not payload for _, payload in messages))
 
 
-async def _collect(source: AsyncIterator[Message], verdicts: dict[int, Refusal | None], complete: asyncio.Event, waiting: dict[int, str]) -> None:
+async def _collect(
+    source: AsyncIterator[Message], verdicts: dict[int, Refusal | None], complete: asyncio.Event, waiting: dict[int, str]
+) -> None:
     async for message in source:
         if message.subject.startswith(f"{subjects.REFUSED}."):
             refusal = codec.decode(message.data, Refusal)
@@ -150,7 +154,9 @@ def _short(value: object) -> str:
 
 
 def _kind(text: str) -> str:
-    found = {kind.lower(): kind for kind in KINDS}.get(text.lower().removesuffix("s")) or {kind.lower(): kind for kind in KINDS}.get(text.lower())
+    found = {kind.lower(): kind for kind in KINDS}.get(text.lower().removesuffix("s")) or {kind.lower(): kind for kind in KINDS}.get(
+        text.lower()
+    )
     if found is None:
         msg = f"{text!r} is no kind; the kinds are {', '.join(KINDS)}"
         raise Permanent(msg)

@@ -26,7 +26,9 @@ from services.runtime.errors import MeshmarkError
 from services.runtime.plans import fetch_plan
 
 Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative=(), help="Topology file; without any, the topology in force")]
-Against = Annotated[list[Path], Parameter(negative=(), help="With --diff: compare with the plans of these files instead of the running hosts")]
+Against = Annotated[
+    list[Path], Parameter(negative=(), help="With --diff: compare with the plans of these files instead of the running hosts")
+]
 
 
 def register(app: App) -> None:
@@ -64,7 +66,9 @@ async def plan(
         return EXIT_ERROR
     if diff:
         other = _only(_paper_plans(files.load(against)), chosen)
-        return _show_differences({str(name): _between(other.get(name), wanted.get(name)) for name in sorted(wanted.keys() | other.keys())}, output)
+        return _show_differences(
+            {str(name): _between(other.get(name), wanted.get(name)) for name in sorted(wanted.keys() | other.keys())}, output
+        )
     if (output or "table") == "table":
         console.out("\n".join(plan_text(found) for _, found in sorted(wanted.items())), highlight=False, end="")
     else:

@@ -47,7 +47,11 @@ def _route(item: Route) -> str:
     table = "" if item.table == MAIN_TABLE else f" table {item.table}"
     metric = f" metric {item.metric}" if item.metric else ""
     hops = [f"{f'via {hop.via} ' if hop.via else ''}dev {hop.link}{' onlink' if hop.onlink else ''}" for hop in item.hops]
-    way = f" {hops[0]}" if len(hops) == 1 else "".join(f" nexthop {text} weight {hop.weight}" for text, hop in zip(hops, item.hops, strict=True))
+    way = (
+        f" {hops[0]}"
+        if len(hops) == 1
+        else "".join(f" nexthop {text} weight {hop.weight}" for text, hop in zip(hops, item.hops, strict=True))
+    )
     return f"route add {kind}{prefix}{way}{table}{metric} proto {OWN_PROTOCOL}"
 
 
@@ -61,10 +65,8 @@ def _rule(item: PolicyRule) -> str:
 def _link_lines(item: PlanObject) -> Iterator[str]:
     match item:
         case VxlanLink():
-            yield (
-                f"ip link add {item.name} address {item.mac} mtu {item.mtu} type vxlan id {item.vni} local {item.local} remote {item.remote}"
-                f" dstport {item.port} nolearning"
-            )
+            ends = f"local {item.local} remote {item.remote} dstport {item.port}"
+            yield f"ip link add {item.name} address {item.mac} mtu {item.mtu} type vxlan id {item.vni} {ends} nolearning"
             yield f"ip link set {item.name} up"
         case WireguardLink():
             yield f"ip link add {item.name} mtu {item.mtu} type wireguard"

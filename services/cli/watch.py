@@ -37,7 +37,9 @@ async def status(host: str | None = None, *, output: Format | None = None, nats:
         reports = await _reports(broker)
     names = [name for name in sorted(wanted.keys() | reports.keys()) if host in (None, name)]
     if form == "table":
-        show_table(("HOST", "STATE", "HELD", "WANTED", "WIREGUARD", "WHAT"), [_row(name, reports.get(name), wanted.get(name)) for name in names])
+        show_table(
+            ("HOST", "STATE", "HELD", "WANTED", "WIREGUARD", "WHAT"), [_row(name, reports.get(name), wanted.get(name)) for name in names]
+        )
     else:
         emit([reports[name] for name in names if name in reports], form)
     good = all(_state(reports.get(name), wanted.get(name)) == "applied" for name in names)
@@ -50,24 +52,23 @@ async def drift(*, watch: bool = False, output: Format | None = None, nats: Nats
     The exit code is 2 when a difference is open.
     """
     form = default_format(output)
-    async with (nats or Nats()).connect() as broker:
-        async with broker.listen(f"{subjects.DRIFT}.>") as live:
-            found = await _open_drift(broker)
+    async with (nats or Nats()).connect() as broker, broker.listen(f"{subjects.DRIFT}.>") as live:
+        found = await _open_drift(broker)
+        if form == "table":
+            for event in found:
+                _print_event(event)
+        elif not watch:
+            emit(found, form)
+        if not watch:
+            if form == "table" and not found:
+                console.print("[green]no drift[/]")
+            return EXIT_DIFFERENT if found else 0
+        async for message in live:
+            event = codec.decode(message.data, DriftEvent)
             if form == "table":
-                for event in found:
-                    _print_event(event)
-            elif not watch:
-                emit(found, form)
-            if not watch:
-                if form == "table" and not found:
-                    console.print("[green]no drift[/]")
-                return EXIT_DIFFERENT if found else 0
-            async for message in live:
-                event = codec.decode(message.data, DriftEvent)
-                if form == "table":
-                    _print_event(event)
-                else:
-                    emit_line(event)
+                _print_event(event)
+            else:
+                emit_line(event)
     return 0
 
 
@@ -111,7 +112,14 @@ def _row(name: str, report: ApplyReport | None, head: SnapshotHead | None) -> tu
     if report is None:
         return (name, _coloured(state), "-", wanted, "-", "no report yet")
     errors = "; ".join(f"{unit.unit}: {unit.error}" for unit in report.units if unit.error)
-    return (name, _coloured(state), str(report.generation), wanted, report.capabilities.wireguard, escape(errors or f"{len(report.units)} units"))
+    return (
+        name,
+        _coloured(state),
+        str(report.generation),
+        wanted,
+        report.capabilities.wireguard,
+        escape(errors or f"{len(report.units)} units"),
+    )
 
 
 def _coloured(state: str) -> str:
@@ -121,7 +129,8 @@ def _coloured(state: str) -> str:
 def _print_event(event: DriftEvent) -> None:
     when = datetime.fromtimestamp(event.at_s or time.time(), UTC).strftime("%H:%M:%S")
     by = f" by {event.suspect.name or 'process'} ({event.suspect.pid})" if event.suspect else ""
-    console.print(f"{when} [{_DRIFT_COLOURS[event.state]}]{event.state:9}[/] {event.cluster}/{event.host} {event.layer} {escape(event.key)}{escape(by)}")
+    what = f"{event.cluster}/{event.host} {event.layer} {event.key}{by}"
+    console.print(f"{when} [{_DRIFT_COLOURS[event.state]}]{event.state:9}[/] {escape(what)}")
     for label, text in (("wanted", event.wanted), ("found", event.found)):
         if text and event.state != "resolved":
             console.print(f"         [dim]{label}: {escape(text)}[/]")

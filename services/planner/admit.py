@@ -79,7 +79,11 @@ def _problems(item: Topology, state: State) -> Iterator[Problem]:
 def _missing_cluster(cluster: str, field: str, state: State) -> list[Problem]:
     if cluster in state.clusters:
         return []
-    return [Problem(f"cluster {cluster!r} is not known; it is admitted when Cluster/{cluster}/{cluster} is", field, f"Cluster/{cluster}/{cluster}")]
+    return [
+        Problem(
+            f"cluster {cluster!r} is not known; it is admitted when Cluster/{cluster}/{cluster} is", field, f"Cluster/{cluster}/{cluster}"
+        )
+    ]
 
 
 # Clusters ------------------------------------------------------------------------------------------------------------------------
@@ -120,9 +124,7 @@ def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
     for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
         if prefix.covers(item.address):
             yield Problem(f"the underlay address {item.address} lies inside {prefix} of its cluster: a loop", "$.address", cluster.ref)
-    for other in (*state.nodes[item.cluster].values(), *state.gateways[item.cluster].values()):
-        if other.name == item.name:
-            continue
+    for other in _other_hosts(item, state):
         if other.address == item.address:
             yield Problem(f"the underlay address {item.address} is taken by {other.ref}", "$.address", other.ref)
         if names.overlay_link(other.name) == names.overlay_link(item.name):
@@ -133,6 +135,11 @@ def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
         yield from _underlay(item.address, item.ref, attachment, state, "$.address")
     if isinstance(item, Node):
         yield from _node_prefixes(item, cluster, state)
+
+
+def _other_hosts(item: Node | Gateway, state: State) -> Iterator[Node | Gateway]:
+    yield from (other for other in state.nodes[item.cluster].values() if other.name != item.name)
+    yield from (other for other in state.gateways[item.cluster].values() if other.name != item.name)
 
 
 def _node_prefixes(item: Node, cluster: Cluster, state: State) -> Iterator[Problem]:
@@ -197,7 +204,9 @@ def _remap_lengths(attachment: Attachment, state: State, at: str) -> Iterator[Pr
     )
     for field, ours, theirs in pairs:
         if ours and len(ours) != len(theirs):
-            yield Problem(f"{len(ours)} prefixes for the {len(theirs)} of {far.ref} ({_list(theirs)}); give one for each", f"{at}.{field}", far.ref)
+            yield Problem(
+                f"{len(ours)} prefixes for the {len(theirs)} of {far.ref} ({_list(theirs)}); give one for each", f"{at}.{field}", far.ref
+            )
             continue
         for index, (mapped, real) in enumerate(zip(ours, theirs, strict=False)):
             if mapped.length != real.length:
@@ -216,21 +225,15 @@ def _end_gateway(attachment: Attachment, state: State, field: str) -> Iterator[P
 
 def _seen(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
     """The prefixes by which an end sees the other must be free in its own cluster."""
-    cluster = state.clusters[attachment.end.cluster]
     seen = list(_seen_fields(attachment, state, at))
+    taken = list(_taken_prefixes(attachment, state))
     for index, (field, prefix) in enumerate(seen):
-        for own in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
-            if prefix.overlaps(own):
-                yield Problem(f"{prefix} overlaps {own} of {cluster.ref}; give a remap that is free there", field, cluster.ref)
+        for theirs, owner in taken:
+            if prefix.overlaps(theirs):
+                yield Problem(f"{prefix} overlaps {theirs} of {owner}; give a remap that is free there", field, owner)
         for earlier, other in seen[:index]:
             if prefix.overlaps(other):
                 yield Problem(f"{prefix} overlaps {other} ({earlier})", field)
-        for neighbour in state.attachments[attachment.end.cluster].values():
-            if neighbour.peering.ref == attachment.peering.ref:
-                continue
-            for theirs, _ in seen_prefixes(state, neighbour):
-                if prefix.overlaps(theirs):
-                    yield Problem(f"{prefix} overlaps {theirs} of {neighbour.peering.ref}", field, neighbour.peering.ref)
     for host in state.hosts_of(attachment.end.cluster):
         known = state.host(host)
         if known is not None:
@@ -238,6 +241,16 @@ def _seen(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
     for endpoint in (attachment.far.endpoint, state.gateways[attachment.far.cluster].get(attachment.far.gateway)):
         if endpoint is not None:
             yield from _underlay(endpoint.address, f"the far gateway {attachment.far_host}", attachment, state, at)
+
+
+def _taken_prefixes(attachment: Attachment, state: State) -> Iterator[tuple[Prefix, str]]:
+    """Prefixes that are in use in an end's cluster, with their owners: its own, and those of its other peerings."""
+    cluster = state.clusters[attachment.end.cluster]
+    for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
+        yield prefix, cluster.ref
+    for neighbour in state.attachments[cluster.name].values():
+        if neighbour.peering.ref != attachment.peering.ref:
+            yield from ((theirs, neighbour.peering.ref) for theirs, _ in seen_prefixes(state, neighbour))
 
 
 def _seen_fields(attachment: Attachment, state: State, at: str) -> Iterable[tuple[str, Prefix]]:
@@ -251,7 +264,11 @@ def _underlay(address: Address, owner: str, attachment: Attachment, state: State
     """No prefix of a remote cluster may hold an underlay address: outer packets would be sent into the tunnel."""
     for prefix in {prefix for pair in seen_prefixes(state, attachment) for prefix in pair}:
         if prefix.covers(address):
-            yield Problem(f"{prefix} of {attachment.peering.ref} holds the underlay address {address} of {owner}: a loop", field, attachment.peering.ref)
+            yield Problem(
+                f"{prefix} of {attachment.peering.ref} holds the underlay address {address} of {owner}: a loop",
+                field,
+                attachment.peering.ref,
+            )
 
 
 def _list(prefixes: Iterable[Prefix]) -> str:

@@ -74,7 +74,9 @@ class Core:
         self._pending: dict[str, tuple[Topology | None, Said]] = {}
         self._dirty: set[HostId] = set()
 
-    def restore(self, objects: Iterable[tuple[Topology, int]], published: Mapping[HostId, HostPlan], reports: Mapping[HostId, ApplyReport]) -> None:
+    def restore(
+        self, objects: Iterable[tuple[Topology, int]], published: Mapping[HostId, HostPlan], reports: Mapping[HostId, ApplyReport]
+    ) -> None:
         """Take over what an earlier planner admitted (with source sequences) and published; allocations are put in before."""
         for item, sequence in objects:
             self.state.put(item)

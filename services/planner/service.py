@@ -150,12 +150,21 @@ class Planner:
         generation = self._generations.get(host, 0) + 1
         await self._write_snapshot(step.plan, host, generation)
         diff = PlanDiff(
-            step.plan.cluster, step.plan.host, self._epoch, generation, step.diffs, causes=causes, admitted_s=admitted_s,
-            planned_s=time.time(), drift=step.plan.drift,
+            step.plan.cluster,
+            step.plan.host,
+            self._epoch,
+            generation,
+            step.diffs,
+            causes=causes,
+            admitted_s=admitted_s,
+            planned_s=time.time(),
+            drift=step.plan.drift,
         )
         payload = codec.encode(diff)
         if len(payload) > _PLAN_BYTES_MAX:
-            payload = codec.encode(PlanDiff(diff.cluster, diff.host, diff.epoch, generation, resync=True, causes=causes[:16], drift=diff.drift))
+            payload = codec.encode(
+                PlanDiff(diff.cluster, diff.host, diff.epoch, generation, resync=True, causes=causes[:16], drift=diff.drift)
+            )
         sequence = await self._broker.publish(subjects.plan(*host), payload, expect=self._plan_sequences.get(host, 0))
         self._plan_sequences[host] = sequence
         self._generations[host] = generation
@@ -167,7 +176,9 @@ class Planner:
     async def _write_snapshot(self, plan: HostPlan, host: HostId, generation: int) -> None:
         head, chunks = split(plan, self._epoch, generation)
         before = self._chunks.get(host, ())
-        changed = [number for number in range(len(chunks)) if before[number : number + 1] != (head.chunks[number],) or len(before) != len(chunks)]
+        changed = [
+            number for number in range(len(chunks)) if before[number : number + 1] != (head.chunks[number],) or len(before) != len(chunks)
+        ]
         batch = [BatchMessage(subjects.snapshot(*host, str(number)), chunks[number]) for number in changed]
         batch.append(BatchMessage(subjects.snapshot(*host, _HEAD), codec.encode(head), self._head_sequences.get(host, 0)))
         self._head_sequences[host] = await self._broker.publish_batch(batch)

@@ -24,15 +24,15 @@ class Attachment(NamedTuple):
     """A gateway's place in its peering: which end it is (0 or 1), that end and the other one."""
 
     peering: Peering
-    index: int
+    place: int
 
     @property
     def end(self) -> PeeringEnd:
-        return self.peering.ends[self.index]
+        return self.peering.ends[self.place]
 
     @property
     def far(self) -> PeeringEnd:
-        return self.peering.ends[1 - self.index]
+        return self.peering.ends[1 - self.place]
 
     @property
     def host(self) -> HostId:

@@ -98,7 +98,9 @@ def overlay_link(allocations: Allocations, cluster: Cluster, here: Node | Gatewa
     """
     number = allocations.number(HostId(cluster.name, here.name))
     gateway, member = (here, there) if isinstance(here, Gateway) else (there, here)
-    vni = allocations.number(HostId(cluster.name, gateway.name)) << layout.HOST_NUMBER_BITS | allocations.number(HostId(cluster.name, member.name))
+    vni = allocations.number(HostId(cluster.name, gateway.name)) << layout.HOST_NUMBER_BITS | allocations.number(
+        HostId(cluster.name, member.name)
+    )
     side = 1 if isinstance(here, Gateway) else 2
     link = names.overlay_link(there.name)
     yield VxlanLink(
@@ -137,19 +139,19 @@ def _rules() -> Iterator[PlanObject]:
 
 def _sets(state: State, attachment: Attachment, table: str) -> Iterator[PlanObject]:
     cluster = state.clusters[attachment.end.cluster]
-    yield NftSet(table, "class", "ifname", "verdict", interval=True)
-    yield NftElement(table, "class", _OVERLAY, "jump from_overlay")
-    yield NftElement(table, "class", _TUNNEL, "jump from_tunnel")
+    yield NftSet(table, "classes", "ifname", "verdict", interval=True)
+    yield NftElement(table, "classes", _OVERLAY, "jump from_overlay")
+    yield NftElement(table, "classes", _TUNNEL, "jump from_tunnel")
     yield NftSet(table, "tunnels", "ifname", interval=True)
     yield NftElement(table, "tunnels", _TUNNEL)
-    yield NftSet(table, "local", "ipv4_addr", interval=True)
+    yield NftSet(table, "sources", "ipv4_addr", interval=True)
     for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes):
-        yield NftElement(table, "local", element(prefix))
-    yield NftSet(table, "dnat", "ipv4_addr", "ipv4_addr", interval=True, value_interval=True)
-    yield NftSet(table, "snat", "ipv4_addr", "ipv4_addr", interval=True, value_interval=True)
+        yield NftElement(table, "sources", element(prefix))
+    yield NftSet(table, "to_real", "ipv4_addr", "ipv4_addr", interval=True, value_interval=True)
+    yield NftSet(table, "to_seen", "ipv4_addr", "ipv4_addr", interval=True, value_interval=True)
     for seen, real in seen_prefixes(state, attachment):
-        yield NftElement(table, "dnat", element(seen), element(real))
-        yield NftElement(table, "snat", element(real), element(seen))
+        yield NftElement(table, "to_real", element(seen), element(real))
+        yield NftElement(table, "to_seen", element(real), element(seen))
 
 
 def element(prefix: Prefix) -> str:
@@ -167,7 +169,7 @@ def _chains(attachment: Attachment, table: str) -> Iterator[PlanObject]:
         table,
         "classify",
         (
-            (VerdictMap("iifname", "class"),),
+            (VerdictMap("iifname", "classes"),),
             # The reverse path must be where the packet came from. An ICMP error has the address of a router on the way.
             (Match("iifname", (_OVERLAY,)), _NOT_RELATED, Match("fib saddr . mark . iif oif", ("missing",)), *_DROP),
             (Match("iifname", (_TUNNEL,)), _NOT_RELATED, Match("fib saddr . mark oifname", (_TUNNEL,), "!="), *_DROP),
@@ -176,13 +178,13 @@ def _chains(attachment: Attachment, table: str) -> Iterator[PlanObject]:
         "prerouting",
         layout.PRIORITY_MANGLE,
     )
-    yield NftChain(table, "outgoing", ((_OUTGOING, Nat("dnat", "dnat")),), "nat", "prerouting", layout.PRIORITY_DSTNAT)
+    yield NftChain(table, "outgoing", ((_OUTGOING, Nat("dnat", "to_real")),), "nat", "prerouting", layout.PRIORITY_DSTNAT)
     yield NftChain(
         table,
         "forward",
         (
             (_OUTGOING, Match("oifname", (_TUNNEL,), "!="), *_DROP),
-            (_OUTGOING, _NOT_RELATED, Match("ip saddr", ("@local",), "!="), *_DROP),
+            (_OUTGOING, _NOT_RELATED, Match("ip saddr", ("@sources",), "!="), *_DROP),
             (_INCOMING, Match("oifname", (_OVERLAY,), "!="), *_DROP),
             (Match("iifname", (_OVERLAY, _TUNNEL), "!="), Match("oifname", (_OVERLAY, _TUNNEL)), *_DROP),
             (Match("oifname", ("@tunnels",)), Match("tcp flags & (syn | rst)", ("syn",)), ClampMss()),
@@ -191,10 +193,12 @@ def _chains(attachment: Attachment, table: str) -> Iterator[PlanObject]:
         "forward",
         layout.PRIORITY_FILTER,
     )
-    yield NftChain(table, "incoming", ((_INCOMING, Nat("snat", "snat")), (_INCOMING, *_DROP)), "nat", "postrouting", layout.PRIORITY_SRCNAT)
+    yield NftChain(
+        table, "incoming", ((_INCOMING, Nat("snat", "to_seen")), (_INCOMING, *_DROP)), "nat", "postrouting", layout.PRIORITY_SRCNAT
+    )
     yield NftChain(
         table,
-        "last",
+        "leave",
         (
             (Match("meta mark", ("0x0",), "!=", layout.CLASS_MASK), Match("oifname", (_OVERLAY, _TUNNEL), "!="), *_DROP),
             # The overlay looks its outer route up with the inner packet's mark; WireGuard does not.
@@ -212,7 +216,10 @@ _NOT_RELATED = Match("ct state", ("related",), "!=")
 def notrack(table: str, ports: tuple[str, ...]) -> Iterator[PlanObject]:
     """Outer packets of overlay and tunnels, to and from this host, stay out of connection tracking."""
     to_ports = Match("udp dport", ports)
-    arriving, leaving = (Match("fib daddr type", ("local",)), to_ports, Notrack()), (Match("fib saddr type", ("local",)), to_ports, Notrack())
+    arriving, leaving = (
+        (Match("fib daddr type", ("local",)), to_ports, Notrack()),
+        (Match("fib saddr type", ("local",)), to_ports, Notrack()),
+    )
     yield NftChain(table, "notrack_in", (arriving,), "filter", "prerouting", layout.PRIORITY_RAW)
     yield NftChain(table, "notrack_out", (leaving,), "filter", "output", layout.PRIORITY_RAW)
 
@@ -225,7 +232,7 @@ def _tunnels(state: State, allocations: Allocations, attachment: Attachment) -> 
     for index in range(rollout.present):
         link = names.tunnel_link(index)
         yield WireguardLink(link, peering.port + index, mtu, own.key if own else None)
-        yield LinkAddress(link, network.address(4 * index + 1 + attachment.index), 30)
+        yield LinkAddress(link, network.address(4 * index + 1 + attachment.place), 30)
         if far is not None:
             endpoint = _endpoint(state, attachment, index)
             yield WireguardPeer(link, far.key, endpoint, (Prefix("0.0.0.0/0"),), peering.keepalive_seconds)

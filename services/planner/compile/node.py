@@ -33,7 +33,9 @@ def base(state: State, allocations: Allocations, attachment: Attachment, item: N
         # A decapsulated packet whose pod is gone must not follow the default route out of the uplink.
         yield guard(MAIN_TABLE, prefix)
     yield PolicyRule(layout.RULE_NODE, layout.NODE_TABLE)
-    yield from _firewall(names.table(*peering_id(attachment)), item, [element(prefix) for prefix in seen], [element(p) for p in cluster.pod_prefixes])
+    yield from _firewall(
+        names.table(*peering_id(attachment)), item, [element(prefix) for prefix in seen], [element(p) for p in cluster.pod_prefixes]
+    )
     yield from overlay_link(allocations, cluster, item, gateway)
     via = cluster.internal_prefix.address(allocations.number(HostId(*attachment.host)))
     for prefix in seen:

@@ -40,7 +40,10 @@ class Compiler:
         self._parts: dict[HostId, dict[PartId, Part]] = {}
 
     def refresh(self, changed: Iterable[Topology]) -> set[HostId]:
-        """Build again what these objects touch, in the state as it is now (each in its old and its new form); returns the hosts concerned."""
+        """Build again what these objects touch, in the state as it is now; returns the hosts concerned.
+
+        A changed object is given in its old and its new form.
+        """
         whole: set[HostId] = set()
         single: dict[HostId, set[str]] = {}
         for item in changed:
@@ -49,7 +52,10 @@ class Compiler:
                     single.setdefault(attachment.host, set()).add(item.ref)
             elif isinstance(item, Node):
                 whole.add(HostId(item.cluster, item.name))
-                touched = {item.ref, *(f"Endpoint/{item.cluster}/{pod}" for pod in self._state.pods_by_node[HostId(item.cluster, item.name)])}
+                touched = {
+                    item.ref,
+                    *(f"Endpoint/{item.cluster}/{pod}" for pod in self._state.pods_by_node[HostId(item.cluster, item.name)]),
+                }
                 for attachment in self._state.attachments[item.cluster].values():
                     single.setdefault(attachment.host, set()).update(touched)
             else:
@@ -90,7 +96,7 @@ class Compiler:
 def compile_host(state: State, allocations: Allocations, host: HostId) -> HostPlan:
     """The whole plan of one host."""
     compiler = Compiler(state, allocations)
-    compiler._replace(host, _all_parts(state, allocations, host))  # noqa: SLF001 - the same module
+    compiler._replace(host, _all_parts(state, allocations, host))
     return compiler.plan(host)
 
 
@@ -119,7 +125,11 @@ def _all_parts(state: State, allocations: Allocations, host: HostId) -> dict[Par
                 parts[PartId(unit_name(attachment), "")] = made
     attachment_here = state.attachments[host.cluster].get(host.name)
     if isinstance(known, Gateway) and attachment_here is not None:
-        sources = ["", *(item.ref for item in state.nodes[host.cluster].values()), *(item.ref for item in state.pods[host.cluster].values())]
+        sources = [
+            "",
+            *(item.ref for item in state.nodes[host.cluster].values()),
+            *(item.ref for item in state.pods[host.cluster].values()),
+        ]
         for source in sources:
             if part := _gateway_part(state, allocations, attachment_here, source):
                 parts[PartId(unit_name(attachment_here), source)] = part
