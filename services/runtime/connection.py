@@ -30,6 +30,7 @@ from services.runtime.settings import BrokerSettings
 _HEADER_SLACK_BYTES = 1024
 """Room for headers that the server adds when it hands a stored message out again."""
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
+_REFUSED = "authorization violation"
 _CLOSE_S = 5.0
 
 log = structlog.get_logger(__name__)
@@ -74,7 +75,7 @@ class Connection:
         self._waits: dict[str, tuple[str, asyncio.Future[Message]]] = {}
         self._inboxes: dict[Inbox, Subscription] = {}
         self._replies = ""
-        self._flushes: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Connect; Transient when no server answers in `connect_s`, Permanent when the login is refused."""
@@ -187,8 +188,7 @@ class Connection:
         if not self.connected:
             return
         task = asyncio.create_task(self._client.flush(timeout=int(_CLOSE_S)), name="nats-flush")
-        self._flushes.add(task)
-        task.add_done_callback(self._flushed)
+        self._keep(task)
         try:
             await asyncio.shield(task)
         except (nats.errors.Error, OSError) as error:
@@ -201,8 +201,8 @@ class Connection:
             self._doom.cancel()
         for subscription in self._inboxes.values():
             await self._unsubscribe(subscription)
-        if self._flushes:
-            await asyncio.wait(self._flushes, timeout=_CLOSE_S)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
         ending = self._client.drain() if self._client.is_connected else self._client.close()
         task = asyncio.create_task(ending, name="nats-close")
         done, _ = await asyncio.wait({task}, timeout=_CLOSE_S + 1)
@@ -241,8 +241,13 @@ class Connection:
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()
 
-    def _flushed(self, task: asyncio.Task[None]) -> None:
-        self._flushes.discard(task)
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Hold on to a task that must end by itself, whoever waits for it or not."""
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # seen, also when nobody waits any more
 
@@ -256,6 +261,10 @@ class Connection:
         denied = _DENIED.search(self._last_error.lower())
         if denied:
             self._deny(denied[1], denied[2])
+        elif self._opened and not self._closing and _REFUSED in self._last_error.lower():
+            # The user was taken out. nats-py would try again for ever, with a socket leaked each time.
+            self._lose(self._last_error)
+            self._keep(asyncio.create_task(self._client.close(), name="nats-close"))
         elif isinstance(error, nats.errors.SlowConsumerError):
             self._metrics.nats_slow.inc()
             log.warning("slow_consumer", subject=error.subject)

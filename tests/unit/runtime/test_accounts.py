@@ -1,0 +1,55 @@
+"""The rendered configuration, as text and as a table of permissions."""
+
+import json
+
+from services.runtime.accounts import HostUsers, ServerConfig, host_user, inbox_prefix, render
+
+CONFIG = ServerConfig(store_dir="/data", planner='p"w', publisher="b", reader="r", system="s", hosts=(HostUsers("rome", "a.b", "x", "y"),))
+
+
+def users(text, account):
+    return {user["user"]: user for user in json.loads(text)["accounts"][account]["users"]}
+
+
+def test_rendering_is_deterministic_and_quotes():
+    """Equal values give equal text, and any password survives."""
+    assert render(CONFIG) == render(CONFIG)
+    assert users(render(CONFIG), "CONTROL")["planner"]["password"] == 'p"w'
+
+
+def test_a_host_user_has_exactly_its_own_subjects():
+    """No permission of a host has a wildcard where the host's name stands."""
+    applier = users(render(CONFIG), "HOSTS")["applier=rome=a%2Eb"]["permissions"]
+    assert applier["subscribe"]["allow"] == ["_INBOX.applier=rome=a%2Eb.>", "mesh.cmd.rome.a%2Eb.>"]
+    assert applier["publish"]["allow"] == [
+        "$JS.API.CONSUMER.MSG.NEXT.PLAN.applier=rome=a%2Eb",
+        "$JS.ACK.PLAN.applier=rome=a%2Eb.>",
+        "$JS.API.DIRECT.GET.PLAN.mesh.plan.rome.a%2Eb",
+        "$JS.API.DIRECT.GET.SNAPSHOT.mesh.snapshot.rome.a%2Eb.>",
+        "$JS.API.DIRECT.GET.STATUS.mesh.status.rome.a%2Eb",
+        "mesh.deadletter.rome.>",
+        "_R_.>",
+        "_INBOX.auditor=rome=a%2Eb.>",
+        "mesh.status.rome.a%2Eb",
+        "mesh.topology.publickey.rome.a%2Eb",
+    ]
+
+
+def test_the_auditor_reports_drift_and_asks_for_repair_only():
+    """An auditor may say nothing about status or keys."""
+    allowed = users(render(CONFIG), "HOSTS")["auditor=rome=a%2Eb"]["permissions"]["publish"]["allow"]
+    assert "mesh.drift.rome.a%2Eb.>" in allowed
+    assert "mesh.cmd.rome.a%2Eb.repair" in allowed
+    assert not any(subject.startswith(("mesh.status", "mesh.topology")) for subject in allowed)
+
+
+def test_nobody_but_the_planner_shares_the_account_of_the_streams():
+    """Inside that account any reply subject is a way to write."""
+    assert list(users(render(CONFIG), "CONTROL")) == ["planner"]
+
+
+def test_names_of_users_and_inboxes():
+    """A host's user is its consumer; an anonymous client keeps the inbox that NATS clients have."""
+    assert host_user("auditor", "rome", "a.b") == "auditor=rome=a%2Eb"
+    assert inbox_prefix("planner") == "_INBOX.planner"
+    assert inbox_prefix("") == "_INBOX"
