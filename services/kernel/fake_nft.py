@@ -94,7 +94,7 @@ def _add_headers(result: Objects, members: Sequence[Change]) -> None:
         other_chain = isinstance(new, NftChain) and isinstance(present, NftChain | ListedChain) and header(present) != header(new)
         if other_set or other_chain:
             msg = f"{change.key} is there with another header"
-            raise Conflict(msg)
+            raise Conflict(msg) if other_set else Permanent(msg)  # the kernel says EEXIST for a set, EOPNOTSUPP for a chain
         result[change.key] = NftChain(new.table, new.name, (), new.type, new.hook, new.priority) if isinstance(new, NftChain) else new
 
 

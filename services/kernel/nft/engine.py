@@ -20,7 +20,7 @@ import nftables
 
 from schemas.plan import OWN_TABLE_PREFIX, NftElement, PlanObject
 from services.kernel.nft.listing import marker_of, table_objects
-from services.kernel.nft.text import MARKER_TABLE, SCRATCH_PREFIX, batch_text
+from services.kernel.nft.text import MARKER_TABLE, SCRATCH_PREFIX, Context, Path, batch_text, needs_refill, path
 from services.kernel.transaction import Change, Held, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
 
@@ -57,7 +57,7 @@ class LibNftables:
         self.version = next((str(item["metainfo"]["version"]) for item in listed if "metainfo" in item), "")
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
-        self.run(batch_text(batch, marker, self._is_ranged))
+        self.run(batch_text(batch, marker, Context(self._is_ranged, self._refilled(batch))))
         gone = {item.subject.key for item in batch if not isinstance(item.subject, NftElement)}
         self._ranged = {path: value for path, value in self._ranged.items() if not gone & {f"set {' '.join(path)}", f"table {path[0]}"}}
 
@@ -99,6 +99,21 @@ class LibNftables:
             raise mapped(str(error), text)
         return str(output)
 
+    def _refilled(self, batch: Sequence[Change]) -> dict[Path, tuple[NftElement, ...]]:
+        """What the sets hold that the batch has to fill again; Conflict when an element is not there that is to go."""
+        found: dict[Path, tuple[NftElement, ...]] = {}
+        for table, name in needs_refill(batch):
+            held = self.read(table, {})
+            elements = tuple(item for item in held.values() if isinstance(item, NftElement) and item.set == name)
+            values = {item.key: item for item in elements}
+            members = [item for item in batch if isinstance(item.subject, NftElement) and path(item.subject) == (table, name)]
+            wrong = [item for item in members if item.old != item.new and not _fits(item, values.get(item.key))]
+            if wrong:
+                msg = f"cannot {wrong[0].verb} {wrong[0].key}: the kernel holds {values.get(wrong[0].key)}; read again"
+                raise Conflict(msg)
+            found[table, name] = elements
+        return found
+
     def _is_ranged(self, table: str, name: str) -> bool:
         """Whether a map's values are prefixes. Only the text listing tells; it is asked once for each map."""
         if (table, name) not in self._ranged:
@@ -113,6 +128,11 @@ class LibNftables:
 
     def close(self) -> None:
         self._context = None
+
+
+def _fits(change: Change, held: NftElement | None) -> bool:
+    """What the kernel itself would say of an element that is deleted or added: the first must be there, the second must not differ."""
+    return held is not None if change.old is not None else held in (None, change.new)
 
 
 def mapped(error: str, text: str) -> MeshmarkError:

@@ -72,7 +72,7 @@ def _set_objects(value: Json, wanted: Mapping[str, PlanObject]) -> list[Held]:
         ranges = any(_is_range(element[1]) for element in elements) if elements else empty
         header = NftSet(table, name, header.key_type, header.value_type, header.interval, ranges)
     odd = sorted(set(flags) - _KNOWN_FLAGS) + [word for word in ("timeout", "gc-interval", "policy", "stmt") if word in value]
-    found: list[Held] = [Listed("nft", header.key, f"a set with {', '.join(odd)}") if odd else header]
+    found: list[Held] = [Listed("nft", header.key, f"a {'map' if value_type else 'set'} with {', '.join(odd)}") if odd else header]
     for element in elements:
         key, data = element if value_type else (element, None)
         found.append(NftElement(table, name, value_text(key, key_type), value_text(data, value_type or "") if value_type else ""))

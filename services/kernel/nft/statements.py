@@ -60,9 +60,14 @@ def _name_text(name: str) -> str:
 
 def element_text(item: NftElement, *, ranged_value: bool = False) -> str:
     """An element as it stands between the braces; with `ranged_value` an address as value gets a length."""
-    key = item.element if item.element[:1].isdigit() and not item.element.endswith("*") else f'"{item.element}"'
+    key = f'"{item.element}"' if is_name(item.element) else item.element
     value = f"{item.value}/32" if ranged_value and is_address(item.value) else item.value
     return f"{key} : {value}" if value else key
+
+
+def is_name(element: str) -> bool:
+    """True for an element that names an interface; addresses, numbers and ranges of them begin with a digit."""
+    return not element[:1].isdigit() or element.endswith("*")
 
 
 def is_address(value: str) -> bool:

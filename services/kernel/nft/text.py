@@ -20,10 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from schemas.plan import OWN_TABLE_PREFIX, NftChain, NftElement, NftSet, NftTable, PlanObject
-from services.kernel.nft.statements import chain_header, element_text, is_address, rule_text, set_header
+from services.kernel.nft.statements import chain_header, element_text, is_address, is_name, rule_text, set_header
 from services.kernel.transaction import Change, Held, Listed, ListedChain, Marker, is_recreated_set
 from services.runtime.errors import Permanent
 
@@ -32,33 +33,52 @@ MARKER_CHAIN = "plan"
 SCRATCH_PREFIX = f"{OWN_TABLE_PREFIX}scratch."
 _CHUNK = 1000
 _Chain = NftChain | ListedChain
+Path = tuple[str, str]
 
 
-def batch_text(batch: Sequence[Change], marker: Marker | None, is_ranged: Callable[[str, str], bool] = lambda _table, _set: False) -> str:
-    """One transaction: all changes, and the marker written (None: removed). An empty batch still carries the marker.
+class Context(Struct, frozen=True):
+    """What a batch's text depends on besides the batch, where nft 1.0.6 needs help.
 
     `is_ranged` says of a map that is not in the batch whether its values are prefixes: nft then wants a length even for one address.
+    `refilled` gives what the sets of interface names in the batch hold (``needs_refill``). nft compares names in an interval set in the wrong byte
+    order: most single additions fail with "interval overlaps with an existing one", and no name with ``*`` can be deleted. Emptying such a set
+    and filling it again in the same transaction always works, and loses no packet.
     """
+
+    is_ranged: Callable[[str, str], bool] = lambda _table, _set: False
+    refilled: Mapping[Path, tuple[NftElement, ...]] = {}
+
+
+def batch_text(batch: Sequence[Change], marker: Marker | None, context: Context = Context()) -> str:  # noqa: B008 - a constant
+    """One transaction: all changes, and the marker written (None: removed). An empty batch still carries the marker."""
     foreign = sorted(change.key for change in batch if change.subject.layer != "nft")
     if foreign:
         msg = f"not nftables objects, write them one by one: {', '.join(foreign)}"
         raise Permanent(msg)
-    gone = {_path(change.subject)[0] for change in batch if change.new is None and _is_table(change.subject)}
+    gone = {path(change.subject)[0] for change in batch if change.new is None and _is_table(change.subject)}
     tables = [change for change in batch if _is_table(change.subject)]
-    members = [change for change in batch if not _is_table(change.subject) and _path(change.subject)[0] not in gone]
+    members = [change for change in batch if not _is_table(change.subject) and path(change.subject)[0] not in gone]
     lines = [f"add table inet {change.new.name}" for change in tables if isinstance(change.new, NftTable)]
-    declared = {_path(change.new): change.new.value_interval for change in members if isinstance(change.new, NftSet)}
-    lines += _member_lines(members, lambda path: declared[path] if path in declared else is_ranged(*path))
+    lines += _member_lines(members, context)
     lines += [f"delete table inet {name}" for name in sorted(gone)]
     return "\n".join((*lines, *marker_lines(marker))) + "\n"
 
 
-def _member_lines(members: Sequence[Change], is_ranged: Callable[[tuple[str, str]], bool]) -> Iterator[str]:
+def needs_refill(batch: Sequence[Change]) -> set[Path]:
+    """Sets of interface names that are there before and after the batch, and whose elements change in it."""
+    anew = {path(change.subject) for change in batch if change.key.startswith("set ") and change.old != change.new}
+    gone = {path(change.subject)[0] for change in batch if change.new is None and _is_table(change.subject)}
+    changed = [change.subject for change in batch if isinstance(change.subject, NftElement) and change.old != change.new]
+    return {path(item) for item in changed if is_name(item.element) and path(item) not in anew and item.table not in gone}
+
+
+def _member_lines(members: Sequence[Change], context: Context) -> Iterator[str]:
     chains = [change for change in members if isinstance(change.subject, _Chain)]
-    sets = [change for change in members if isinstance(change.subject, NftSet)]
-    elements = [change for change in members if isinstance(change.subject, NftElement)]
-    emptied = {_path(change.subject) for change in sets if change.old is not None}
-    yield from _element_lines("delete", [replace(item, value="") for item in _stale_elements(elements, emptied)], is_ranged)
+    sets = [change for change in members if change.key.startswith("set ")]
+    added = [change.new for change in sets if isinstance(change.new, NftSet)]
+    yield from _stale_elements(
+        members, {path(change.subject) for change in sets if change.new is None or is_recreated_set(change)}, context
+    )
     yield from (f"flush chain inet {_at(change.old)}" for change in chains if change.old is not None)
     for change in chains:
         if isinstance(change.old, _Chain) and isinstance(change.new, NftChain) and header(change.old) != header(change.new):
@@ -67,47 +87,59 @@ def _member_lines(members: Sequence[Change], is_ranged: Callable[[tuple[str, str
         if change.old is not None and is_recreated_set(change):
             yield from _delete_set(change.old)
     yield from (f"add {chain_line(change.new)}" for change in chains if isinstance(change.new, NftChain))
-    yield from (f"add {set_line(change.new)}" for change in sets if isinstance(change.new, NftSet))
+    yield from (f"add {set_line(item)}" for item in added)
     yield from (f"flush chain inet {_at(change.new)}" for change in chains if change.new is not None and change.old is None)
     for change in chains:
         if isinstance(change.new, NftChain):
             yield from (f"add rule inet {_at(change.new)} {rule_text(rule)}" for rule in change.new.rules)
-    yield from _element_lines("add", [change.new for change in elements if isinstance(change.new, NftElement)], is_ranged)
+    yield from _new_elements(members, added, context)
     yield from _removal_lines([change.old for change in members if change.old is not None and change.new is None])
 
 
-def _stale_elements(elements: Iterable[Change], emptied: set[tuple[str, str]]) -> list[NftElement]:
-    return [
-        change.old
-        for change in elements
-        if isinstance(change.old, NftElement) and change.old != change.new and _path(change.old) not in emptied
-    ]
+def _stale_elements(members: Sequence[Change], emptied: set[Path], context: Context) -> Iterator[str]:
+    """Elements that go or change are deleted by key; what is emptied as a whole, or refilled, needs no such line."""
+    maps = {path(item) for change in members if isinstance(item := change.subject, NftElement) and item.value}
+    maps |= {at for at, items in context.refilled.items() if any(item.value for item in items)}
+    yield from (f"flush {'map' if at in maps else 'set'} inet {' '.join(at)}" for at in sorted(context.refilled))
+    stale = [change.old for change in members if isinstance(change.old, NftElement) and change.old != change.new]
+    left = [item for item in stale if path(item) not in emptied and path(item) not in context.refilled]
+    yield from _element_lines("delete", [replace(item, value="") for item in left], {})
+
+
+def _new_elements(members: Sequence[Change], added: Sequence[NftSet], context: Context) -> Iterator[str]:
+    mentioned = {change.key for change in members}
+    kept = [item for items in context.refilled.values() for item in items if item.key not in mentioned]
+    elements = kept + [change.new for change in members if isinstance(change.new, NftElement)]
+    ranged = {path(item): item.value_interval for item in added}
+    for at in {path(item) for item in elements if is_address(item.value)} - ranged.keys():
+        ranged[at] = context.is_ranged(*at)
+    yield from _element_lines("add", elements, ranged)
+
+
+def _element_lines(verb: str, elements: Iterable[NftElement], ranged: Mapping[Path, bool]) -> Iterator[str]:
+    for at, group in groupby(sorted(elements, key=path), key=path):
+        texts = [element_text(item, ranged_value=ranged.get(at, False)) for item in group]
+        for start in range(0, len(texts), _CHUNK):
+            yield f"{verb} element inet {' '.join(at)} {{ {', '.join(texts[start : start + _CHUNK])} }}"
 
 
 def _removal_lines(removed: Sequence[Held]) -> Iterator[str]:
     for item in removed:
-        if isinstance(item, NftSet):
+        if item.key.startswith("set "):
             yield from _delete_set(item)
     yield from (f"delete chain inet {_at(item)}" for item in removed if isinstance(item, _Chain))
     for item in removed:
-        if isinstance(item, Listed):
+        if isinstance(item, Listed) and not item.key.startswith("set "):
             kind, table, name = item.key.split(" ", 2)
             yield f"delete {kind} inet {table} {name}"
 
 
 def _delete_set(item: Held) -> Iterator[str]:
     """Emptied first: older kernels let a deleted verdict map hold on to its chains until the transaction ends."""
-    yield f"flush set inet {_at(item)}"
-    yield f"delete set inet {_at(item)}"
-
-
-def _element_lines(verb: str, elements: Iterable[NftElement], is_ranged: Callable[[tuple[str, str]], bool]) -> Iterator[str]:
-    for path, group in groupby(sorted(elements, key=_path), key=_path):
-        members = list(group)
-        ranged = any(is_address(item.value) for item in members) and is_ranged(path)
-        texts = [element_text(item, ranged_value=ranged) for item in members]
-        for start in range(0, len(texts), _CHUNK):
-            yield f"{verb} element inet {' '.join(path)} {{ {', '.join(texts[start : start + _CHUNK])} }}"
+    is_map = item.value_type is not None if isinstance(item, NftSet) else isinstance(item, Listed) and item.text.startswith("a map")
+    kind = "map" if is_map else "set"
+    yield f"flush {kind} inet {_at(item)}"
+    yield f"delete {kind} inet {_at(item)}"
 
 
 def set_line(item: NftSet) -> str:
@@ -183,7 +215,7 @@ def _is_table(item: Held) -> bool:
     return isinstance(item, NftTable) or (isinstance(item, Listed) and item.key.startswith("table "))
 
 
-def _path(item: Held) -> tuple[str, str]:
+def path(item: Held) -> Path:
     """The table that an nft object is in, and the name of the set or chain."""
     match item:
         case NftElement():
@@ -198,4 +230,4 @@ def _path(item: Held) -> tuple[str, str]:
 
 
 def _at(item: Held | None) -> str:
-    return " ".join(_path(item)) if item is not None else ""
+    return " ".join(path(item)) if item is not None else ""

@@ -1,0 +1,240 @@
+"""What any kernel promises about changes by hand: each is seen as a difference of exactly that object, and repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from schemas.plan import (
+    GUARD_METRIC,
+    LinkAddress,
+    NftChain,
+    NftElement,
+    NftTable,
+    PlanObject,
+    PolicyRule,
+    Route,
+    WireguardPeer,
+)
+from schemas.values import Address, Prefix
+from services.kernel.fake import FakeHost
+from services.kernel.transaction import Change, Listed, ListedChain
+from tests.contract.kernel.gateway_plan import PEERS, TABLE
+from tests.contract.kernel.machines import Machine, converge, differences, make
+
+
+class Tampering(NamedTuple):
+    """A change by hand: commands for a real host ({o} and {t} are link name beginnings), its like on the fake, the keys that differ after."""
+
+    commands: str
+    fake: Callable[[FakeHost, str], None]
+    keys: tuple[str, ...]
+
+
+def _drop(*keys: str) -> Callable[[FakeHost, str], None]:
+    def change(host: FakeHost, tag: str) -> None:
+        for key in keys:
+            del host.objects[_named(key, tag)]
+
+    return change
+
+
+def _put(item: object) -> Callable[[FakeHost, str], None]:
+    return lambda host, _tag: host.objects.update({item.key: item})  # type: ignore[attr-defined]
+
+
+def _edit(key: str, **fields: object) -> Callable[[FakeHost, str], None]:
+    def change(host: FakeHost, tag: str) -> None:
+        host.objects[_named(key, tag)] = msgspec.structs.replace(host.objects[_named(key, tag)], **fields)  # type: ignore[type-var]
+
+    return change
+
+
+def _named(key: str, tag: str) -> str:
+    return key.format(o=f"mo.{tag}", t=f"mt.{tag}")
+
+
+ROUTE = "route 7002 10.200.1.0/24 0"
+PEER = f"peer {{t}}0 {PEERS[2]}"
+TAMPERINGS = {
+    "rule added to a chain": Tampering(
+        f"nft insert rule inet {TABLE} classify accept",
+        _put(ListedChain(TABLE, "classify", ("accept",), "filter", "prerouting", -150)),
+        (f"chain {TABLE} classify",),
+    ),
+    "chain emptied": Tampering(
+        f"nft flush chain inet {TABLE} forward", _edit(f"chain {TABLE} forward", rules=()), (f"chain {TABLE} forward",)
+    ),
+    "chain policy": Tampering(
+        f"nft add chain inet {TABLE} forward '{{{{ policy drop; }}}}'",
+        _put(ListedChain(TABLE, "forward", (), "filter", "forward", 0, "drop")),
+        (f"chain {TABLE} forward",),
+    ),
+    "foreign chain in our table": Tampering(
+        f"nft add chain inet {TABLE} intruder", _put(NftChain(TABLE, "intruder", ())), (f"chain {TABLE} intruder",)
+    ),
+    "foreign set in our table": Tampering(
+        f"nft add set inet {TABLE} odd '{{{{ type ipv4_addr; flags timeout; }}}}'",
+        _put(Listed("nft", f"set {TABLE} odd", "a set with timeout")),
+        (f"set {TABLE} odd",),
+    ),
+    "foreign table of our name": Tampering(
+        "nft add table inet meshmark.stale", _put(NftTable("meshmark.stale")), ("table meshmark.stale",)
+    ),
+    "element removed": Tampering(
+        f"nft delete element inet {TABLE} dn '{{{{ 10.61.0.0/16 }}}}'",
+        _drop(f"element {TABLE} dn 10.61.0.0/16"),
+        (f"element {TABLE} dn 10.61.0.0/16",),
+    ),
+    "element added": Tampering(
+        f"nft add element inet {TABLE} local '{{{{ 10.1.0.0/16 }}}}'",
+        _put(NftElement(TABLE, "local", "10.1.0.0/16")),
+        (f"element {TABLE} local 10.1.0.0/16",),
+    ),
+    "name with * added to a set": Tampering(
+        f"nft add element inet {TABLE} tunnels '{{{{ \"wg*\" }}}}'",
+        _put(NftElement(TABLE, "tunnels", "wg*")),
+        (f"element {TABLE} tunnels wg*",),
+    ),
+    "verdict of a name with *": Tampering(
+        # nft finds a false overlap when it adds this one alone
+        """nft 'flush map inet meshmark.rome class; add element inet meshmark.rome class {{ "lo" : return, "wg*" : accept,
+        "{o}*" : jump from_overlay, "{t}*" : jump from_tunnel }}'""",
+        _put(NftElement(TABLE, "class", "wg*", "accept")),
+        (f"element {TABLE} class wg*",),
+    ),
+    "element's value": Tampering(
+        f"nft 'delete element inet {TABLE} hosts {{{{ 10.70.0.4 }}}}; add element inet {TABLE} hosts {{{{ 10.70.0.4 : 10.9.9.9 }}}}'",
+        _edit(f"element {TABLE} hosts 10.70.0.4", value="10.9.9.9"),
+        (f"element {TABLE} hosts 10.70.0.4",),
+    ),
+    "prefix element's value": Tampering(
+        f"nft 'delete element inet {TABLE} dn {{{{ 10.63.0.7 }}}}; add element inet {TABLE} dn {{{{ 10.63.0.7 : 10.9.9.9/32 }}}}'",
+        _edit(f"element {TABLE} dn 10.63.0.7", value="10.9.9.9"),
+        (f"element {TABLE} dn 10.63.0.7",),
+    ),
+    "policy rule removed": Tampering(
+        "ip rule del pref 900", _drop("rule 900 fwmark 0x1000/0x3000 iif - to -"), ("rule 900 fwmark 0x1000/0x3000 iif - to -",)
+    ),
+    "policy rule added": Tampering(
+        "ip rule add pref 899 fwmark 1 lookup 5 proto 77",
+        _put(PolicyRule(899, 5, 1, 0xFFFFFFFF)),
+        ("rule 899 fwmark 0x1/0xffffffff iif - to -",),
+    ),
+    "policy rule of another table": Tampering(
+        "ip rule del pref 901; ip rule add pref 901 fwmark 0x2000/0x3000 lookup 7001 proto 77",
+        _edit("rule 901 fwmark 0x2000/0x3000 iif - to -", table=7001),
+        ("rule 901 fwmark 0x2000/0x3000 iif - to -",),
+    ),
+    "policy rule doubled": Tampering(
+        "ip rule add pref 901 fwmark 0x2000/0x3000 lookup 7001 proto 77",
+        _put(Listed("rule", "rule 901 fwmark 0x2000/0x3000 iif - to -", "twice")),
+        ("rule 901 fwmark 0x2000/0x3000 iif - to -",),
+    ),
+    "route removed": Tampering("ip route del 10.200.1.0/24 table 7002", _drop(ROUTE), (ROUTE,)),
+    "route by another hop": Tampering(
+        "ip route replace 10.200.1.0/24 via 10.80.2.12 dev {o}2 onlink table 7002 proto 77", _edit(ROUTE, hops=()), (ROUTE,)
+    ),
+    "route with a source": Tampering(
+        "ip route replace 10.200.1.0/24 via 10.80.2.11 dev {o}1 onlink src 127.0.0.1 table 7002 proto 77",
+        _put(Listed("route", ROUTE, "a source")),
+        (ROUTE,),
+    ),
+    "guard removed": Tampering(
+        f"ip route del unreachable 10.61.0.0/16 metric {GUARD_METRIC}",
+        _drop(f"route 254 10.61.0.0/16 {GUARD_METRIC}"),
+        (f"route 254 10.61.0.0/16 {GUARD_METRIC}",),
+    ),
+    "route of ours added": Tampering(
+        "ip route add blackhole 10.77.0.0/16 proto 77",
+        _put(Route(254, Prefix("10.77.0.0/16"), "blackhole")),
+        ("route 254 10.77.0.0/16 0",),
+    ),
+    "MTU": Tampering("ip link set {o}1 mtu 1300", _edit("link {o}1", mtu=1300), ("link {o}1",)),
+    "MAC": Tampering("ip link set {o}1 address 02:00:00:00:00:77", _edit("link {o}1", mac="02:00:00:00:00:77"), ("link {o}1",)),
+    "WireGuard MTU": Tampering("ip link set {t}0 mtu 1300", _edit("link {t}0", mtu=1300), ("link {t}0",)),
+    "WireGuard port": Tampering("wg set {t}0 listen-port 4444", _edit("link {t}0", listen_port=4444), ("link {t}0",)),
+    "address removed": Tampering(
+        "ip addr del 169.254.18.5/30 dev {t}1", _drop("address {t}1 169.254.18.5/30"), ("address {t}1 169.254.18.5/30",)
+    ),
+    "address added": Tampering(
+        "ip addr add 10.4.4.4/32 dev {o}1",
+        lambda host, tag: host.objects.update({(item := LinkAddress(f"mo.{tag}1", Address("10.4.4.4"), 32)).key: item}),
+        ("address {o}1 10.4.4.4/32",),
+    ),
+    "peer removed": Tampering(f"wg set {{t}}0 peer {PEERS[2]} remove", _drop(PEER), (PEER,)),
+    "peer's AllowedIPs": Tampering(
+        f"wg set {{t}}0 peer {PEERS[2]} allowed-ips 10.9.0.0/16,10.3.0.0/16",
+        _edit(PEER, allowed_ips=(Prefix("10.3.0.0/16"), Prefix("10.9.0.0/16"))),
+        (PEER,),
+    ),
+    "peer's keepalive": Tampering(f"wg set {{t}}0 peer {PEERS[2]} persistent-keepalive 9", _edit(PEER, keepalive_seconds=9), (PEER,)),
+    "sysctl": Tampering(
+        "sysctl -qw net.ipv4.ip_forward=0",
+        lambda host, _tag: host.sysctls.update({"net/ipv4/ip_forward": "0"}),
+        ("sysctl net/ipv4/ip_forward",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_a_change_by_hand_is_exactly_one_difference_and_is_repaired(machine: Machine, plan: dict[str, PlanObject], name: str) -> None:
+    """Nothing else is blamed, and the repair brings the plan back."""
+    tampering = TAMPERINGS[name]
+    converge(machine.kernel, plan)
+    machine.tamper(tampering.commands, tampering.fake)
+    found = differences(machine.kernel, plan)
+    assert {change.key for change in found} == {_named(key, machine.tag) for key in tampering.keys}
+    make(machine.kernel, found)
+    assert differences(machine.kernel, plan) == []
+
+
+def test_a_link_that_is_down_is_a_difference_and_is_set_up_again(machine: Machine, plan: dict[str, PlanObject]) -> None:
+    """A link that is down takes its routes along; both are found, and the link comes up before its routes do."""
+
+    def down(host: FakeHost, tag: str) -> None:
+        link = f"mo.{tag}1"
+        host.objects[f"link {link}"] = Listed("link", f"link {link}", "down")
+        for key in [key for key, item in host.objects.items() if isinstance(item, Route) and any(hop.link == link for hop in item.hops)]:
+            del host.objects[key]
+
+    converge(machine.kernel, plan)
+    machine.tamper("ip link set {o}1 down", down)
+    found = {change.key for change in differences(machine.kernel, plan)}
+    assert found == {f"link mo.{machine.tag}1", ROUTE, "route 7002 10.80.2.11/32 0"}
+    converge(machine.kernel, plan)
+    assert differences(machine.kernel, plan) == []
+
+
+def test_a_lost_table_is_built_again(machine: Machine, plan: dict[str, PlanObject]) -> None:
+    """After somebody deleted our table, all that was in it differs and nothing outside of it."""
+
+    def delete(host: FakeHost, _tag: str) -> None:
+        host.objects = {key: item for key, item in host.objects.items() if item.layer != "nft"}
+
+    converge(machine.kernel, plan)
+    machine.tamper(f"nft delete table inet {TABLE}", delete)
+    found = differences(machine.kernel, plan)
+    assert {change.key for change in found} == {key for key, item in plan.items() if item.layer == "nft"}
+    make(machine.kernel, found)
+    assert differences(machine.kernel, plan) == []
+
+
+def test_a_lost_link_takes_its_addresses_peers_and_routes_along(machine: Machine, plan: dict[str, PlanObject]) -> None:
+    """Removal of one link shows as the link and what was on it, and one pass brings all of it back."""
+    converge(machine.kernel, plan)
+    machine.kernel.write(Change(plan[f"link mt.{machine.tag}0"], None))
+    found = {change.key for change in differences(machine.kernel, plan)}
+    lost = {key for key, item in plan.items() if _is_on(item, f"mt.{machine.tag}0")}
+    assert found == lost
+    converge(machine.kernel, plan)
+    assert differences(machine.kernel, plan) == []
+
+
+def _is_on(item: PlanObject, link: str) -> bool:
+    if isinstance(item, Route):
+        return any(hop.link == link for hop in item.hops)
+    return item.key == f"link {link}" or (isinstance(item, LinkAddress | WireguardPeer) and item.link == link)
