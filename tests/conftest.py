@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 SESSION_VARIABLE = "MESHMARK_TEST_SESSION"
+SESSION = f"{SESSION_VARIABLE}={uuid.uuid4().hex}".encode()
 NAMESPACE_PREFIX = "mm"
 DAEMONS = ("nats-server", "wireguard-go")
 SETTLE_S = 5.0  # what a test stopped may take this long to be gone
@@ -25,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SKIPPED] = []
     config.stash[_STARTED] = time.monotonic()
     # Inherited by every process that a test starts: tells them from those of another run on this machine.
-    os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+    os.environ[SESSION_VARIABLE] = SESSION.partition(b"=")[2].decode()
     config.stash[_BEFORE] = _left_behind()
 
 
@@ -92,24 +94,29 @@ def _wait_until_gone(before: frozenset[str]) -> frozenset[str]:
 
 
 def _left_behind() -> frozenset[str]:
-    """Network namespaces and daemons that a test could have made, by name."""
-    folder = Path("/run/netns")
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    found = {f"network namespace {name}" for name in names if name.startswith(NAMESPACE_PREFIX)}
+    """Network namespaces and daemons that a test could have made, by name.
+
+    In CI nothing else runs, and everything counts. Elsewhere a lab or another session may run beside this one: daemons count that inherited
+    this session's mark, and namespaces that nobody else lives in.
+    """
+    alone = os.environ.get("CI") == "true"
+    found, inhabited = set(), set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
+            ours = SESSION in process.joinpath("environ").read_bytes().split(b"\0")
+            if not ours:
+                inhabited.add(process.joinpath("ns/net").stat().st_ino)
             program = process.joinpath("comm").read_text().strip()
-            if program in DAEMONS and _may_be_ours(process.joinpath("environ").read_bytes()):
+            if program in DAEMONS and (ours or alone):
                 found.add(f"{program} (process {process.name})")
         except OSError:  # it ended meanwhile, or is another user's
             continue
+    folder = Path("/run/netns")
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            if entry.name.startswith(NAMESPACE_PREFIX) and (alone or entry.stat().st_ino not in inhabited):
+                found.add(f"network namespace {entry.name}")
     return frozenset(found)
-
-
-def _may_be_ours(environment: bytes) -> bool:
-    """False for what another run of the tests started; a process that hides where it comes from counts as ours."""
-    marks = [line for line in environment.split(b"\0") if line.startswith(f"{SESSION_VARIABLE}=".encode())]
-    return marks in ([], [f"{SESSION_VARIABLE}={os.environ[SESSION_VARIABLE]}".encode()])
 
 
 _SKIPPED = pytest.StashKey[list[str]]()
