@@ -1,7 +1,7 @@
 """Connection tracking: IPv4 entries read, and deleted by what they are.
 
-Owns nothing: entries belong to their flows. An entry is deleted by its original direction and zone; one that went away meanwhile is not counted.
-Fails with Transient when the table cannot be read; a kernel without connection tracking has no entries.
+Owns nothing: entries belong to their flows. An entry is deleted by its original direction and zone; one that went away meanwhile is not
+counted. Fails with Transient when the table cannot be read; a kernel without connection tracking has no entries.
 """
 
 from __future__ import annotations

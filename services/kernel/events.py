@@ -1,12 +1,12 @@
 """What changes in the kernel, as it changes: netlink multicast, decoded as far as a hint needs.
 
-Owns two sockets in the network namespace of the thread that enters it, with receive buffers as large as allowed. Events are hints: they say that a
-layer is to be read, and who was seen changing it. After a restart there is nothing to find: read everything once. Events are lost
-when the kernel's buffer or the queue here runs over; that is said by an event with `overrun`, after which all layers are to be read.
+Owns two sockets in the network namespace of the thread that enters it, with receive buffers as large as allowed. Events are hints: they
+say that a layer is to be read, and who was seen changing it. After a restart there is nothing to find: read everything once. Events are
+lost when the kernel's buffer or the queue here runs over; that is said by an event with `overrun`, after which all layers are to be read.
 
 nftables names the committing process (NEWGEN), once for each transaction; transactions that touch no own table are left out. rtnetlink
-carries the sender's port, which is the process's number for its first socket: a suspicion, no proof. A link that goes down takes its IPv4 routes
-along without a message: an event of layer ``link`` concerns routes too.
+carries the sender's port, which is the process's number for its first socket: a suspicion, no proof. A link that goes down takes its IPv4
+routes along without a message: an event of layer ``link`` concerns routes too.
 """
 
 from __future__ import annotations

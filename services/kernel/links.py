@@ -1,11 +1,11 @@
 """Links: VXLAN devices, and who owns a device at all.
 
-Owns every link whose alias (IFLA_IFALIAS) is ``meshmark``; that is also how they are found after a restart. The kernel cannot make a link with
-its alias in one message, so a link is set up only after it has got its alias: one that is down, has no alias and is exactly what was
+Owns every link whose alias (IFLA_IFALIAS) is ``meshmark``; that is also how they are found after a restart. The kernel cannot make a link
+with its alias in one message, so a link is set up only after it has got its alias: one that is down, has no alias and is exactly what was
 wanted is a remainder of a kill between the two messages, and is adopted. Any other link of that name is a Conflict.
 
-MTU, MAC and the two ends change in place; VNI and port cannot, the device is made again and loses its addresses and routes: write those again
-after it. A device that is down, learns, or is of another kind is `Listed`, which is always a difference.
+MTU, MAC and the two ends change in place; VNI and port cannot, the device is made again and loses its addresses and routes: write those
+again after it. A device that is down, learns, or is of another kind is `Listed`, which is always a difference.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Links:
         held = _vxlan(device)
         if held is None or (held.local, held.remote) == (wanted.local, wanted.remote):
             return
-        self._set(device, _vxlan_info(wanted))
+        self._set(device, _vxlan_info(wanted, with_port=False))  # the kernel refuses to be told the port again
 
     def _set(self, device: Device, body: bytes, flags: int = 0) -> None:
         try:
@@ -188,7 +188,7 @@ def _is_adoptable(device: Device, wanted: VxlanLink) -> bool:
     return device.is_own or (held == wanted and not device.up and not device.alias)
 
 
-def _vxlan_info(wanted: VxlanLink) -> bytes:
+def _vxlan_info(wanted: VxlanLink, *, with_port: bool = True) -> bytes:
     return nested(
         _LINKINFO,
         text_attribute(_INFO_KIND, "vxlan"),
@@ -198,7 +198,7 @@ def _vxlan_info(wanted: VxlanLink) -> bytes:
             attribute(_VXLAN_LOCAL, socket.inet_aton(wanted.local)),
             attribute(_VXLAN_REMOTE, socket.inet_aton(wanted.remote)),
             attribute(_VXLAN_LEARNING, U8.pack(0)),
-            attribute(_VXLAN_PORT, BE16.pack(wanted.port)),
+            attribute(_VXLAN_PORT, BE16.pack(wanted.port)) if with_port else b"",
         ),
     )
 

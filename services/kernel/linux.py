@@ -1,8 +1,8 @@
 """The real kernel behind ``port.Kernel``: drivers put together, one for each layer.
 
-Owns the sockets of the drivers, made in the network namespace of the thread that makes the object. Nothing is remembered between calls but the
-chains' normal forms: after a restart everything is found by ownership. Each read takes one dump of the links first, since all layers name
-links by number.
+Owns the sockets of the drivers, made in the network namespace of the thread that makes the object. Nothing is remembered between calls
+but the chains' normal forms: after a restart everything is found by ownership. Each read takes one dump of the links first, since all
+layers name links by number.
 """
 
 from __future__ import annotations

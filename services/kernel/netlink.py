@@ -1,8 +1,8 @@
 """Netlink: sockets, messages and attributes, as bytes.
 
-Owns a socket in the network namespace of the thread that made it. One codec serves rtnetlink, nfnetlink and generic netlink: a library for
-these cost 60 times the kernel's own time on bulk routes and rules. Requests carry a sequence number, dumps are repeated while the kernel says
-that they were disturbed. Fails with NetlinkError, which carries the errno and the kernel's own words where it gives some.
+Owns a socket in the network namespace of the thread that made it. One codec serves rtnetlink, nfnetlink and generic netlink: a library
+for these cost 60 times the kernel's own time on bulk routes and rules. Requests carry a sequence number, dumps are repeated while the
+kernel says that they were disturbed. Fails with NetlinkError, which carries the errno and the kernel's own words where it gives some.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 
 NETLINK_ROUTE = 0
@@ -70,20 +71,20 @@ class NetlinkSocket:
     def request(self, kind: int, body: bytes, flags: int = 0) -> None:
         """Send one message and wait for its acknowledgement."""
         sequence = self._send(kind, body, REQUEST | ACK | flags)
-        for _ in self._answers(sequence, dump=False):
+        for _ in self._answers(sequence):
             pass
 
     def ask(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
         """Send one message and return the bodies that answer it."""
         sequence = self._send(kind, body, REQUEST | ACK | flags)
-        return [payload for _, payload in self._answers(sequence, dump=False)]
+        return [payload for _, payload in self._answers(sequence)]
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """All objects of a table as bodies, from one undisturbed pass."""
         for _ in range(_DUMP_TRIES):
             sequence = self._send(kind, body, REQUEST | DUMP)
             found, disturbed = [], False
-            for flags, payload in self._answers(sequence, dump=True):
+            for flags, payload in self._answers(sequence):
                 disturbed |= bool(flags & _DUMP_INTR)
                 found.append(payload)
             if not disturbed:
@@ -98,7 +99,7 @@ class NetlinkSocket:
         self._socket.send(message(kind, body, flags, self._sequence))
         return self._sequence
 
-    def _answers(self, sequence: int, *, dump: bool) -> Iterator[tuple[int, bytes]]:
+    def _answers(self, sequence: int) -> Iterator[tuple[int, bytes]]:
         while True:
             try:
                 data = self._socket.recv(_BUFFER_BYTES)
@@ -111,7 +112,7 @@ class NetlinkSocket:
                     _check(payload, flags)
                     return
                 if kind == _DONE:
-                    code = int.from_bytes(payload[:4], "little", signed=True)
+                    code = int.from_bytes(payload[:4], sys.byteorder, signed=True)
                     if code < 0:
                         raise NetlinkError(-code)
                     yield flags, b""
@@ -120,7 +121,7 @@ class NetlinkSocket:
 
 
 def _check(payload: bytes, flags: int) -> None:
-    code = -int.from_bytes(payload[:4], "little", signed=True)
+    code = -int.from_bytes(payload[:4], sys.byteorder, signed=True)
     if not code:
         return
     text = b""
@@ -189,4 +190,4 @@ def text_of(value: bytes) -> str:
 
 def number_of(value: bytes) -> int:
     """An integer of any width in the host's order."""
-    return int.from_bytes(value, "little")
+    return int.from_bytes(value, sys.byteorder)

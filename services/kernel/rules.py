@@ -1,8 +1,9 @@
 """IPv4 policy rules.
 
-Owns every rule of protocol 77 (FRA_PROTOCOL); that is how they are found after a restart. A rule is made with NLM_F_EXCL, since the kernel would
-double it silently. Where a key occurs twice (someone added the same rule for another table) it is `Listed`; writing the wanted rule then adds it
-first and deletes the others after. What no plan can say (a source, an outgoing interface, another action) is `Listed` under a key of its own.
+Owns every rule of protocol 77 (FRA_PROTOCOL); that is how they are found after a restart. A rule is made with NLM_F_EXCL, since the
+kernel would double it silently. Where a key occurs twice (someone added the same rule for another table) it is `Listed`; writing the
+wanted rule then adds it first and deletes the others after. What no plan can say (a source, an outgoing interface, another action) is
+`Listed` under a key of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sysctls of the network namespace: files under /proc/sys.
 
 Owns the sysctls whose value it changed. The kernel keeps no owner for them, so the value from before the first change is kept in
-``<state_dir>/sysctls.json``, written with fsync and rename *before* the change, and given back on removal; the file is all that is
-needed after a restart. A sysctl that had the wanted value already is never written and never owned. Fails with Permanent where /proc/sys is read-only
-(as in most containers) and names what to set outside; with Waiting where the interface that a name speaks of is not there yet.
+``<state_dir>/sysctls.json``, written with fsync and rename *before* the change, and given back on removal; the file is all that is needed
+after a restart. A sysctl that had the wanted value already is never written and never owned. Fails with Permanent where /proc/sys is
+read-only (as in most containers) and names what to set outside; with Waiting where the interface that a name speaks of is not there yet.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Change(Struct, frozen=True):
 
 
 class Marker(Struct, frozen=True):
-    """Which plan the kernel holds: written in the same nft batch as the plan itself. `units` is digest by ``unit_tag`` of the unit's name."""
+    """Which plan the kernel holds, written in the same nft batch as the plan. `units` is digest by ``unit_tag`` of the unit's name."""
 
     epoch: int
     generation: int

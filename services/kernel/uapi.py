@@ -1,9 +1,9 @@
 """WireGuard in userspace: wireguard-go, spoken to over its UAPI socket.
 
-Owns the process ``wireguard-go NAME``, which lives apart from this one and dies with its device. Its socket is /var/run/wireguard/NAME.sock, found
-by name after a restart; that folder is shared by all network namespaces, so a name that another namespace uses is a Conflict, never taken
-over. UAPI is not transactional: of a refused message the lines before the bad one hold, so callers validate, diff and read again.
-Fails with OSError; the answer's own errno is kept.
+Owns the process ``wireguard-go NAME``, which lives apart from this one and dies with its device. Its socket is
+/var/run/wireguard/NAME.sock, found by name after a restart; that folder is shared by all network namespaces, so a name that another
+namespace uses is a Conflict, never taken over. UAPI is not transactional: of a refused message the lines before the bad one hold, so
+callers validate, diff and read again. Fails with OSError; the answer's own errno is kept.
 """
 
 from __future__ import annotations

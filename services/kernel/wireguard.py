@@ -1,12 +1,12 @@
 """WireGuard devices and peers, in the kernel or in userspace.
 
-Owns devices with our alias and all peers on them; found after a restart by the alias, and told apart by kind (``wireguard`` is the module's, ``tun``
-with a UAPI socket is wireguard-go's). The private key is made on first use in ``<state_dir>/wireguard.key`` (mode 0600) and never leaves the host; a
-device that holds another key is `Listed`, which is always a difference.
+Owns devices with our alias and all peers on them; found after a restart by the alias, and told apart by kind (``wireguard`` is the
+module's, ``tun`` with a UAPI socket is wireguard-go's). The private key is made on first use in ``<state_dir>/wireguard.key`` (mode 0600)
+and never leaves the host; a device that holds another key is `Listed`, which is always a difference.
 
 Peers are changed one by one and never replaced as a whole, which would cut their sessions. An endpoint is written only for a new peer or
-when the plan's endpoint changed: a device learns endpoints, and while a handshake is fresh what it learned is no difference, so `read` gives the
-wanted endpoint then. Fails with Waiting when the device is not there, OutcomeUnknown when its answer was lost.
+when the plan's endpoint changed: a device learns endpoints, and while a handshake is fresh what it learned is no difference, so `read`
+gives the wanted endpoint then. Fails with Waiting when the device is not there, OutcomeUnknown when its answer was lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """WireGuard in the kernel, by generic netlink (include/uapi/linux/wireguard.h).
 
-Owns nothing of its own: devices and peers belong to ``wireguard``. Whether the kernel has the module is asked by the name of its generic netlink
-family, which loads it where that is allowed. Fails with OSError; one message is one change of one device, applied attribute by attribute.
+Owns nothing of its own: devices and peers belong to ``wireguard``. Whether the kernel has the module is asked by the name of its generic
+netlink family, which loads it where that is allowed. Fails with OSError; one message is one change of one device, applied attribute by
+attribute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What libnftables lists of one own table, as plan objects and listed chains.
 
-Owns nothing: decoded JSON in, values out. What the listing leaves out on nft 1.0.6 (comments and sizes of sets, what kind of values an empty
-map takes) is no part of the state. What is not known here (an expression, a data type, a named counter) is kept as JSON text, so it
+Owns nothing: decoded JSON in, values out. What the listing leaves out on nft 1.0.6 (comments and sizes of sets, what kind of values an
+empty map takes) is no part of the state. What is not known here (an expression, a data type, a named counter) is kept as JSON text, so it
 is seen as a difference and never lost or mistaken for nothing.
 """
 
@@ -91,23 +91,25 @@ def type_text(value: Json) -> str:
 def value_text(value: Json, data_type: str) -> str:
     """A key or a value in the form that plans use: 10.61.0.0/16, 10.61.0.1, 80-90, mo.*, 0xff00 for marks, ``jump CHAIN``."""
     match value:
-        case int() if data_type == "mark" and not isinstance(value, bool):
-            return f"{value:#x}"
+        case int() if data_type == "mark":
+            text = f"{value:#x}"
         case str() | int():
-            return str(value)
+            text = str(value)
         case {"prefix": {"addr": address, "len": length}}:
-            return str(address) if length == _HOST_LENGTH and "." in str(address) else f"{address}/{length}"
+            text = str(address) if length == _HOST_LENGTH and "." in str(address) else f"{address}/{length}"
         case {"range": [low, high]}:
-            return f"{value_text(low, data_type)}-{value_text(high, data_type)}"
+            text = f"{value_text(low, data_type)}-{value_text(high, data_type)}"
         case {"elem": {"val": inner}}:
-            return value_text(inner, data_type)
+            text = value_text(inner, data_type)
         case {"jump": {"target": target}} | {"goto": {"target": target}}:
-            return f"{next(iter(value))} {target}"
+            text = f"{next(iter(value))} {target}"
         case {"accept": None} | {"drop": None} | {"return": None} | {"continue": None}:
-            return str(next(iter(value)))
+            text = str(next(iter(value)))
         case {"concat": list(parts)}:
-            return " . ".join(value_text(part, "") for part in parts)
-    return canonical_json(value)
+            text = " . ".join(value_text(part, "") for part in parts)
+        case _:
+            text = canonical_json(value)
+    return text
 
 
 def rule_form(value: Json) -> str:

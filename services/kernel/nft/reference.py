@@ -5,10 +5,11 @@ the live ones:
 
 - in a network namespace that a thread makes for itself and that dies with the thread (never under /run/netns; needs CAP_SYS_ADMIN);
 - else in a child process's user namespace, where the host allows those;
-- else in a dormant own table, deleted in the same breath and left out of every listing. A table left behind by a kill is removed by the next call.
+- else in a dormant own table, deleted in the same breath and left out of every listing. A table left behind by a kill is removed by the
+  next call.
 
-Elements, sets and tables are their own reference: plans use the kernel's form for them. Chains are cached by value of what they were made from,
-so a change of elements costs nothing. Fails with Permanent when the kernel refuses the wanted chains.
+Elements, sets and tables are their own reference: plans use the kernel's form for them. Chains are cached by value of what they were made
+from, so a change of elements costs nothing. Fails with Permanent when the kernel refuses the wanted chains.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Owns nothing: values in, text out. Text is the input form because libnftables' J
 The order inside a transaction is what the kernel's reference counts allow:
 
 1. new tables; elements that go or change; all changed chains emptied: from here no rule of the old state refers to anything;
-2. chains and sets whose header changed are deleted, then all new headers are added, the chains' first (libnftables sends the elements of a new
-   interval set together with its header, wherever they stand);
+2. chains and sets whose header changed are deleted, then all new headers are added, the chains' first (libnftables sends the elements of
+   a new interval set together with its header, wherever they stand);
 3. rules, then elements (their verdicts may jump to chains that were made just above);
 4. removals: sets (a verdict map refers to chains), chains, tables.
 
@@ -40,9 +40,9 @@ class Context(Struct, frozen=True):
     """What a batch's text depends on besides the batch, where nft 1.0.6 needs help.
 
     `is_ranged` says of a map that is not in the batch whether its values are prefixes: nft then wants a length even for one address.
-    `refilled` gives what the sets of interface names in the batch hold (``needs_refill``). nft compares names in an interval set in the wrong byte
-    order: most single additions fail with "interval overlaps with an existing one", and no name with ``*`` can be deleted. Emptying such a set
-    and filling it again in the same transaction always works, and loses no packet.
+    `refilled` gives what the sets of interface names in the batch hold (``needs_refill``). nft compares names in an interval set in the
+    wrong byte order: most single additions fail with "interval overlaps with an existing one", and no name with ``*`` can be deleted.
+    Emptying such a set and filling it again in the same transaction always works, and loses no packet.
     """
 
     is_ranged: Callable[[str, str], bool] = lambda _table, _set: False

@@ -27,7 +27,7 @@ from tests.contract.kernel.machines import Machine, converge, differences, make
 
 
 class Tampering(NamedTuple):
-    """A change by hand: commands for a real host ({o} and {t} are link name beginnings), its like on the fake, the keys that differ after."""
+    """A change by hand: commands for a real host ({o}, {t}: link names' beginnings), its like on the fake, the keys that then differ."""
 
     commands: str
     fake: Callable[[FakeHost, str], None]
