@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -70,7 +71,7 @@ async def plan(
             {str(name): _between(other.get(name), wanted.get(name)) for name in sorted(wanted.keys() | other.keys())}, output
         )
     if (output or "table") == "table":
-        console.out("\n".join(plan_text(found) for _, found in sorted(wanted.items())), highlight=False, end="")
+        sys.stdout.write("\n".join(plan_text(found) for _, found in sorted(wanted.items())))
     else:
         emit({str(name): found.objects() for name, found in sorted(wanted.items())}, output or default_format(None))
     return 0

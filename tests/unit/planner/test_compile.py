@@ -1,0 +1,160 @@
+"""Compilation: the same plan by any way, sizes that do not grow, and golden plans to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from schemas.plan import HostPlan, NftChain, PolicyRule, Route, VxlanLink, WireguardLink, diff_units
+from schemas.topology import Peering, Topology
+from schemas.values import Prefix
+from services.cli.render import plan_text
+from services.planner import layout
+from services.planner.compile import compile_all
+from services.planner.core import Core
+from services.planner.names import LINK_NAME_BYTES
+from services.planner.state import HostId
+from tests.topologies import ROME_GATEWAY, example, gateway, keys, node, peering, pod, said, settled_plans, tell, two_clusters
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def rules(plan: HostPlan) -> list[PolicyRule]:
+    return [item for item in plan.objects().values() if isinstance(item, PolicyRule)]
+
+
+@pytest.mark.parametrize("host", [ROME_GATEWAY, HostId("rome", "worker-1")], ids=str)
+def test_golden_plans(host: HostId) -> None:
+    """The plans of the example are what a reviewer has read; write them anew with ``meshmark plan -f examples/two-clusters.yaml HOST``."""
+    golden = GOLDEN / f"{host.cluster}.{host.name}.txt"
+    assert plan_text(settled_plans(example())[host]) == golden.read_text(encoding="utf-8")
+
+
+def test_policy_rules_do_not_grow() -> None:
+    """A gateway has as many policy rules and chains with 8 tunnels and 60 nodes as with 1 tunnel and 2 nodes."""
+    small, large = (settled_plans(two_clusters(nodes, tunnels))[ROME_GATEWAY] for nodes, tunnels in ((2, 1), (60, 8)))
+    assert len(rules(small)) == len(rules(large)) == 4
+    chains = [{key: item for key, item in plan.objects().items() if isinstance(item, NftChain)} for plan in (small, large)]
+    assert chains[0] == chains[1]
+
+
+def test_one_route_per_node_and_prefix() -> None:
+    """The incoming table grows by two routes for a node: to the node, and to its pods."""
+    few, more = (settled_plans(two_clusters(nodes))[ROME_GATEWAY] for nodes in (2, 3))
+    added = {key for key in more.objects() if key not in few.objects() and isinstance(more.objects()[key], Route)}
+    assert len(added) == 2
+
+
+def test_a_roaming_pod_gets_a_host_route() -> None:
+    """A pod inside its node's prefix needs no route of its own; one outside gets a host route by its node."""
+    items = [*two_clusters(), pod("roam", "worker-2", "10.200.77.7")]
+    routes = [item for item in settled_plans(items)[ROME_GATEWAY].objects().values() if isinstance(item, Route)]
+    assert [route for route in routes if route.prefix == "10.200.1.10/32"] == []
+    (roaming,) = [route for route in routes if route.prefix == "10.200.77.7/32"]
+    assert (roaming.table, roaming.hops[0].link) == (layout.INCOMING_TABLE, "mo.worker-2")
+
+
+def test_every_remote_prefix_is_guarded() -> None:
+    """Each prefix that names the remote cluster is unreachable in main, on gateways and nodes, whatever else is missing."""
+    for host, plan in settled_plans(two_clusters()).items():
+        guarded = {item.prefix for item in plan.objects().values() if isinstance(item, Route) and item.is_guard and item.table == 254}
+        seen = {"10.61.0.0/16", "10.62.0.0/16"} if host.cluster == "rome" else {"10.63.0.0/16", "10.64.0.0/16"}
+        assert seen <= guarded
+
+
+def test_link_names_fit_the_kernel() -> None:
+    """Names of any length lead to different link names of at most 15 bytes."""
+    names = [f"ip-10-0-1-{number}.eu-west-1.compute.internal" for number in range(30)]
+    items = [*two_clusters(), *(node(name, 20 + number) for number, name in enumerate(names))]
+    links = {item.name for item in settled_plans(items)[ROME_GATEWAY].objects().values() if isinstance(item, VxlanLink)}
+    assert len(links) == 32
+    assert all(len(link.encode()) <= LINK_NAME_BYTES for link in links)
+
+
+def test_both_ends_of_a_link_agree() -> None:
+    """The two ends of an overlay link have one VXLAN id, mirrored addresses, and different Ethernet addresses."""
+    plans = settled_plans(two_clusters())
+    here = plans[ROME_GATEWAY].objects()["link mo.worker-1"]
+    there = plans[HostId("rome", "worker-1")].objects()["link mo.gateway"]
+    assert isinstance(here, VxlanLink)
+    assert isinstance(there, VxlanLink)
+    assert (here.vni, here.local, here.remote) == (there.vni, there.remote, there.local)
+    assert here.mac != there.mac
+
+
+def test_tunnels_have_one_mtu_at_both_ends() -> None:
+    """The smaller underlay decides, so that a packet that enters a tunnel also leaves it."""
+    items = [replace(item, mtu=1400) if item.ref == "Cluster/milan/milan" else item for item in two_clusters()]
+    mtus = {item.mtu for plan in settled_plans(items).values() for item in plan.objects().values() if isinstance(item, WireguardLink)}
+    assert mtus == {1400 - layout.WIREGUARD_OVERHEAD_BYTES}
+
+
+def test_because_leads_to_topology() -> None:
+    """Every object of every plan names admitted objects that it comes from, the peering among them."""
+    items = [*two_clusters(), *keys()]
+    refs = {item.ref for item in items}
+    for plan in settled_plans(items).values():
+        for unit in plan.units.values():
+            for entry in unit.values():
+                assert set(entry.because) <= refs
+                assert "Peering/rome/rome-milan" in entry.because
+
+
+def test_the_same_objects_in_any_order_give_the_same_plans() -> None:
+    """What is refused for want of something else is admitted when that comes: order of arrival does not show in plans."""
+    items = [*two_clusters(), *keys()]
+    assert plans_of(items) == plans_of(list(reversed(items)))
+
+
+def plans_of(items: list[Topology]) -> dict[HostId, HostPlan]:
+    core = Core()
+    tell(core, items)
+    core.steps()
+    return compile_all(core.state, core.allocations)
+
+
+POOL: list[Topology] = [
+    *two_clusters(),
+    *keys(),
+    node("worker-3", 3),
+    pod("roam", "worker-2", "10.200.77.7"),
+    pod("roam", "worker-1", "10.200.77.7"),
+    pod("extra", "worker-3", "10.200.3.9"),
+    node("worker-2", 2, pod_prefixes=(Prefix("10.200.2.0/25"), Prefix("10.200.9.0/24"))),
+    peering(5),
+    peering(1),
+    gateway("rome", host=77),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(POOL), st.booleans()), max_size=25))
+def test_following_changes_is_compiling_anew(history: list[tuple[Topology, bool]]) -> None:
+    """After any history of objects said and deleted, the plans kept up by parts are those compiled from scratch."""
+    core = Core()
+    tell(core, two_clusters())
+    core.published.update({step.host: step.plan for step in core.steps()})
+    for number, (item, deleted) in enumerate(history, 100):
+        event = said(item, number)
+        core.hear([replace(event, payload=b"") if deleted else event])
+        published = {step.host: step.plan for step in core.steps()}
+        core.published.update(published)
+    fresh = compile_all(core.state, core.allocations)
+    for host in {*fresh, *core.published}:
+        kept = core.published.get(host)
+        anew = fresh.get(host)
+        assert diff_units(kept.units if kept else {}, anew.units if anew else {}) == ()
+
+
+def test_a_removed_peering_leaves_empty_plans() -> None:
+    """Hosts of a peering that is gone are told so: their next plan has no unit."""
+    core = Core()
+    tell(core, two_clusters())
+    core.published.update({step.host: step.plan for step in core.steps()})
+    core.hear([replace(said(peering(), 100), payload=b"")])
+    assert {step.host: step.plan.units for step in core.steps()} == dict.fromkeys(core.published, {})
+    assert not any(isinstance(item, Peering) for item in core.state.objects.values())

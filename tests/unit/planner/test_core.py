@@ -1,0 +1,211 @@
+"""The planner's decisions: order, repetition, what waits, and how tunnels are rolled out."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from schemas.plan import HostPlan, Route, WireguardLink, unit_digest
+from schemas.status import ApplyReport, UnitReport
+from schemas.values import Name, Prefix
+from services.planner import layout
+from services.planner.allocate import Allocations, Rollout, advance
+from services.planner.core import Core, Said
+from services.planner.state import HostId
+from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, cluster, keys, node, peering, said, tell, two_clusters
+
+UNIT = "peering/rome/rome-milan"
+
+
+def publish(core: Core) -> set[HostId]:
+    """Do as the service does with steps; returns the hosts that got a plan."""
+    steps = core.steps()
+    core.published.update({step.host: step.plan for step in steps})
+    return {step.host for step in steps}
+
+
+def acknowledge(core: Core, *hosts: HostId) -> None:
+    for host in hosts:
+        plan = core.published[host]
+        digest = unit_digest(plan.units[UNIT].values())
+        core.report(ApplyReport(Name(host.cluster), Name(host.name), 1, 1, (UnitReport(UNIT, digest, digest, "applied"),)))
+
+
+def tunnels(plan: HostPlan) -> tuple[int, int]:
+    """How many tunnels the plan has as devices, and how many carry traffic."""
+    devices = sum(isinstance(item, WireguardLink) for item in plan.objects().values())
+    hops = [item.hops for item in plan.objects().values() if isinstance(item, Route) and item.table == layout.OUTGOING_TABLE and item.hops]
+    return devices, max((len(found) for found in hops), default=0)
+
+
+def test_nothing_new_publishes_nothing() -> None:
+    """Repeated and late copies of what is in force change nothing."""
+    core = Core()
+    items = two_clusters()
+    tell(core, items)
+    assert publish(core)
+    outcome = tell(core, items)
+    assert not outcome
+    assert publish(core) == set()
+    tell(core, items, first=100)
+    assert publish(core) == set()
+
+
+def test_a_restored_core_publishes_nothing() -> None:
+    """A planner that takes over what an earlier one admitted and published finds no difference."""
+    core = Core()
+    tell(core, [*two_clusters(), *keys()])
+    publish(core)
+    second = Core()
+    second.allocations = core.allocations
+    second = restored(core)
+    assert publish(second) == set()
+
+
+def restored(core: Core) -> Core:
+    second = Core()
+    for host, number in core.allocations.numbers.items():
+        second.allocations.put_number(host, number)
+    second.allocations.rollouts.update(core.allocations.rollouts)
+    second.restore([(item, core.sequences[ref]) for ref, item in core.state.objects.items()], core.published, core.reports)
+    return second
+
+
+def test_what_misses_its_cluster_waits_for_it() -> None:
+    """A node that comes before its cluster is refused with a reason, and admitted when the cluster comes."""
+    core = Core()
+    early = tell(core, [node("worker-1", 1)])
+    assert [refusal.field for refusal in early.refused] == ["$.cluster"]
+    late = tell(core, [cluster("rome")], first=2)
+    assert [entry.ref for entry in late.admitted] == ["Cluster/rome/rome", "Node/rome/worker-1"]
+
+
+def test_the_last_good_value_stays_in_force() -> None:
+    """A bad value is refused and changes nothing; the refusal names the field and the place in the stream."""
+    core = Core()
+    tell(core, two_clusters())
+    before = core.state.objects["Peering/rome/rome-milan"]
+    bad = replace(peering(), ends=(replace(peering().ends[0], remap_pods=(Prefix("10.61.0.0/24"),)), peering().ends[1]))
+    outcome = tell(core, [bad], first=50)
+    assert [(refusal.field, refusal.sequence) for refusal in outcome.refused] == [("$.ends[0].remapPods[0]", 50)]
+    assert core.state.objects["Peering/rome/rome-milan"] == before
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"{", "not valid JSON"),
+        (b"[]", "Expected `object`"),
+        (b'{"kind":"Node","name":"worker-1","cluster":"rome","address":"172.18.0.11","colour":"red"}', "unknown field `colour`"),
+        (b'{"kind":"Node","name":"worker-9","cluster":"rome","address":"172.18.0.11"}', "must be the same"),
+        (b'{"kind":"Node","name":"worker-1","cluster":"rome","address":"172.18.0.11/24"}', "without a length"),
+        (b'{"kind":"Node","name":"worker-1","cluster":"rome","address":"172.18.0.11","podPrefixes":["10.200.1.5/24"]}', "host bits"),
+    ],
+)
+def test_unreadable_payloads_are_refused(payload: bytes, reason: str) -> None:
+    """What is no such object is refused under the subject's own name."""
+    core = Core()
+    tell(core, two_clusters())
+    outcome = core.hear([Said(("node", "rome", "worker-1"), payload, 90)])
+    (refusal,) = outcome.refused
+    assert (refusal.kind, refusal.cluster, refusal.name) == ("Node", "rome", "worker-1")
+    assert reason in refusal.reason
+
+
+def test_subjects_that_name_no_object_are_dead_letters() -> None:
+    """A message under an unknown kind, or with too few tokens, is set aside with a reason."""
+    outcome = Core().hear([Said(("planet", "rome", "x"), b"{}", 1), Said(("node",), b"{}", 2)])
+    assert len(outcome.unreadable) == 2
+    assert not outcome.refused
+
+
+def test_removal_waits_for_users() -> None:
+    """A gateway that is deleted before its peering goes when the peering has gone."""
+    core = Core()
+    tell(core, two_clusters())
+    gone = core.hear([Said(("gateway", "rome", "gateway"), b"", 50)])
+    assert gone.refused
+    later = core.hear([Said(("peering", "rome", "rome-milan"), b"", 51)])
+    assert [(entry.ref, entry.item) for entry in later.admitted] == [("Peering/rome/rome-milan", None), ("Gateway/rome/gateway", None)]
+
+
+def test_tunnels_carry_traffic_once_both_ends_have_them() -> None:
+    """Devices first, at both ends; routes when both ends hold devices and each other's keys."""
+    core = Core()
+    tell(core, two_clusters())
+    publish(core)
+    assert tunnels(core.published[ROME_GATEWAY]) == (3, 0)
+    acknowledge(core, ROME_GATEWAY, MILAN_GATEWAY)
+    assert publish(core) == set()
+    tell(core, keys(), first=60)
+    assert publish(core) == {ROME_GATEWAY, MILAN_GATEWAY}
+    acknowledge(core, ROME_GATEWAY)
+    assert publish(core) == set()
+    acknowledge(core, MILAN_GATEWAY)
+    assert publish(core) == {ROME_GATEWAY, MILAN_GATEWAY}
+    assert tunnels(core.published[ROME_GATEWAY]) == (3, 3)
+
+
+def test_a_removed_tunnel_loses_its_routes_first() -> None:
+    """Routes leave at both ends; devices follow when both have acknowledged that."""
+    core = settled()
+    tell(core, [peering(2)], first=70)
+    publish(core)
+    assert tunnels(core.published[ROME_GATEWAY]) == (3, 2)
+    acknowledge(core, ROME_GATEWAY, MILAN_GATEWAY)
+    publish(core)
+    assert tunnels(core.published[MILAN_GATEWAY]) == (2, 2)
+
+
+def settled() -> Core:
+    core = Core()
+    tell(core, [*two_clusters(), *keys()])
+    publish(core)
+    acknowledge(core, ROME_GATEWAY, MILAN_GATEWAY)
+    publish(core)
+    acknowledge(core, ROME_GATEWAY, MILAN_GATEWAY)
+    assert tunnels(core.published[ROME_GATEWAY]) == (3, 3)
+    return core
+
+
+@pytest.mark.parametrize("wanted", range(1, 6))
+@pytest.mark.parametrize("start", [Rollout(0, 0), Rollout(3, 3), Rollout(3, 0), Rollout(5, 2)], ids=str)
+def test_rollouts_end_where_they_should(start: Rollout, wanted: int) -> None:
+    """From any state, acknowledged steps lead to the wanted number, and routes never outnumber devices on the way."""
+    current = start
+    for _ in range(6):
+        current = advance(current, wanted, acknowledged=True)
+        assert current.used <= current.present
+    assert current == Rollout(wanted, wanted)
+
+
+def test_numbers_stay_with_their_hosts() -> None:
+    """A host that goes and comes back has its number again; numbers do not depend on the order of arrival."""
+    core, other = Core(), Core()
+    tell(core, [cluster("rome"), node("a", 1), node("b", 2)])
+    tell(other, [cluster("rome"), node("b", 2), node("a", 1)])
+    assert core.allocations.numbers == other.allocations.numbers
+    before = core.allocations.number(HostId("rome", "a"))
+    core.hear([Said(("node", "rome", "a"), b"", 10)])
+    tell(core, [node("a", 1)], first=11)
+    assert core.allocations.number(HostId("rome", "a")) == before
+
+
+def test_a_full_internal_prefix_refuses_by_name() -> None:
+    """A /29 has room for six hosts; the seventh is refused with the prefix named, and room is made by one that goes."""
+    core = Core()
+    hosts = [node(f"n{number}", number) for number in range(1, 8)]
+    outcome = tell(core, [cluster("rome", internal_prefix=Prefix("10.80.0.0/29")), *hosts])
+    (refusal,) = outcome.refused
+    assert "10.80.0.0/29 has no room" in refusal.reason
+    core.hear([Said(("node", "rome", "n1"), b"", 50)])
+    assert "Node/rome/n7" in core.state.objects
+
+
+def test_allocations_are_written_once() -> None:
+    """Each allocation shows up among the changes once."""
+    allocations = Allocations()
+    allocations.set_rollout(("rome", "x"), Rollout(1, 0))
+    assert allocations.take_changes() == [("tunnels", "rome", "x")]
+    allocations.set_rollout(("rome", "x"), Rollout(1, 0))
+    assert allocations.take_changes() == []
