@@ -37,7 +37,9 @@ def from_client(error: Exception, doing: str, *, sent: bool = False) -> Meshmark
     if isinstance(error, MeshmarkError):
         return error
     if isinstance(error, nats.js.errors.APIError):
-        return from_api(error.code or 0, error.err_code or 0, error.description or str(error), doing)
+        # Some of its kinds are made without the fields that the class declares.
+        code, err_code = getattr(error, "code", None) or 0, getattr(error, "err_code", None) or 0
+        return from_api(code, err_code, getattr(error, "description", None) or str(error), doing)
     if isinstance(error, TimeoutError | nats.errors.TimeoutError):
         return OutcomeUnknown(f"{doing}: no answer in time; it may have happened") if sent else Transient(text)
     if isinstance(error, _AGAIN) or (isinstance(error, OSError) and not isinstance(error, PermissionError)):

@@ -40,7 +40,7 @@ def configure(service: str, level: str = "info", form: Literal["json", "console"
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(service=service)
     # nats-py logs through the standard library; what it says is also in our own events, so only its errors are let through.
-    logging.basicConfig(level=logging.ERROR, stream=sys.stderr, force=True)
+    logging.getLogger("nats").setLevel(logging.ERROR)
 
 
 def hide_secrets(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

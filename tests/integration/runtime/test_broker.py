@@ -5,9 +5,12 @@ import contextlib
 
 import pytest
 
+from schemas import codec
+from schemas.status import DeadLetter
 from services.runtime import events
-from services.runtime.broker import ERROR_HEADER, BatchMessage, Broker, BrokerSettings
-from services.runtime.errors import Conflict, OutcomeUnknown, Permanent, Transient, Waiting
+from services.runtime.broker import ERROR_HEADER, BatchMessage, Broker, BrokerSettings, Message
+from services.runtime.deadletters import dead_letter, describe
+from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient, Waiting
 
 
 async def take(messages, count):
@@ -21,6 +24,15 @@ async def take(messages, count):
             if len(found) == count:
                 break
     return found
+
+
+async def failure(action):
+    """The error of the tree that awaiting `action` raises, or None."""
+    try:
+        await action
+    except MeshmarkError as error:
+        return error
+    return None
 
 
 async def test_publish_returns_the_sequence_and_last_reads_it_back(planner):
@@ -274,12 +286,10 @@ async def test_an_answer_that_is_too_large_is_told(planner, connect):
 
     task = asyncio.create_task(serving.serve("mesh.cmd.rome.a.diff", handle))
     async with asyncio.timeout(5):
-        while not serving._connection._inboxes:
-            await asyncio.sleep(0.01)
-        with pytest.raises(Permanent, match="split it"):
-            while True:
-                with contextlib.suppress(Waiting):
-                    await planner.request("mesh.cmd.rome.a.diff", b"")
+        while isinstance(refusal := await failure(planner.request("mesh.cmd.rome.a.diff", b"")), Waiting):
+            pass
+    assert isinstance(refusal, Permanent)
+    assert "split it" in str(refusal)
     serving.stop.set()
     await task
 
@@ -368,3 +378,12 @@ async def test_closing_is_quick_after_reading(connect, server):
     await reading
     async with asyncio.timeout(1):
         await broker._connection.close()
+
+
+async def test_a_dead_letter_is_stored_once_with_its_reason(planner):
+    """What could not be handled is found in DEADLETTER with the original; a second try to bury it stores nothing."""
+    message = Message("mesh.topology.node.rome.a", b"\x00no json", sequence=7, deliveries=5)
+    for _ in range(2):
+        await dead_letter(planner, "planner", message, "not JSON")
+    found = [one async for one in planner.replay("DEADLETTER", "mesh.deadletter.>")]
+    assert [codec.decode(one.data, DeadLetter) for one in found] == [describe(message, "not JSON")]

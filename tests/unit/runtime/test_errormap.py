@@ -26,7 +26,7 @@ def made(kind):
     return kind()
 
 
-@pytest.mark.parametrize("kind", library_errors(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", list(library_errors()), ids=lambda kind: kind.__name__)
 def test_every_error_is_mapped(kind):
     """Each error class of nats-py becomes one of ours, with what was being done in its text."""
     found = errormap.from_client(made(kind), "publishing on x")
@@ -36,7 +36,7 @@ def test_every_error_is_mapped(kind):
 
 
 @pytest.mark.parametrize(
-    ("error", "sent", "kind"),
+    "error, sent, kind",
     [
         (nats.errors.TimeoutError(), False, Transient),
         (nats.errors.TimeoutError(), True, OutcomeUnknown),
@@ -62,7 +62,7 @@ def test_what_to_do_next(error, sent, kind):
 
 
 @pytest.mark.parametrize(
-    ("code", "err_code", "kind"),
+    "code, err_code, kind",
     [
         (400, 10071, Conflict),
         (400, 10164, Conflict),
