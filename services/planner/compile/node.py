@@ -49,17 +49,11 @@ def _firewall(table: str, item: Node, remote: list[str], pods: list[str]) -> Ite
     yield from (NftElement(table, "remote", prefix) for prefix in remote)
     yield from (NftElement(table, "pods", prefix, prefix) for prefix in pods)
     yield from notrack(table, (str(layout.VXLAN_PORT),))
-    yield NftChain(
-        table,
-        "closed",
-        (
-            (Match("ip daddr", ("@remote",)), Match("oifname", (_OVERLAY,), "!="), *_DROP),
-            (Match("iifname", (_OVERLAY,)), Match("oifname", (item.uplink,)), *_DROP),
-        ),
-        "filter",
-        "postrouting",
-        layout.PRIORITY_MANGLE,
-    )
+    not_to_the_overlay = (Match("ip daddr", ("@remote",)), Match("oifname", (_OVERLAY,), "!="), *_DROP)
+    yield NftChain(table, "closed", (not_to_the_overlay,), "filter", "postrouting", layout.PRIORITY_MANGLE)
+    # In forward, not in postrouting: there the overlay's own outer packets still count as coming from the overlay link.
+    out_of_the_uplink = (Match("iifname", (_OVERLAY,)), Match("oifname", (item.uplink,)), *_DROP)
+    yield NftChain(table, "arriving", (out_of_the_uplink,), "filter", "forward", layout.PRIORITY_FILTER)
     # A translation of pods to themselves settles the flow's source before the CNI would masquerade it.
     keep_source = (Match("ip daddr", ("@remote",)), Nat("snat", "pods"))
     yield NftChain(table, "keep_source", (keep_source,), "nat", "postrouting", layout.PRIORITY_BEFORE_SRCNAT)
