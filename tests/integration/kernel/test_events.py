@@ -1,0 +1,92 @@
+"""The event source over a real namespace: who changed what, what is left out, what was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.kernel.events import EventSource, KernelEvent
+from services.kernel.namespace import enter_network
+from tests.contract.kernel.machines import LinuxMachine
+
+pytestmark = pytest.mark.privileged
+LIMIT_S = 10.0
+
+
+def watch(machine: LinuxMachine, act: Callable[[], object], until: Callable[[KernelEvent], bool], **options: int) -> list[KernelEvent]:
+    """Events from a source inside the machine's namespace, which takes none before `act` has ended, up to the one that is waited for."""
+
+    async def collect() -> list[KernelEvent]:
+        found = []
+        async with asyncio.timeout(LIMIT_S), EventSource(**options) as events:
+            act()  # the loop stands still meanwhile
+            async for event in events:
+                found.append(event)
+                if until(event):
+                    return found
+        return found
+
+    def work() -> list[KernelEvent]:
+        enter_network(Path("/run/netns") / machine.namespace)
+        return asyncio.run(collect())
+
+    return machine._thread.submit(work).result(2 * LIMIT_S)
+
+
+def test_an_nft_transaction_names_its_process(machine: LinuxMachine) -> None:
+    """The process that committed a change of an own table is in the event, by number and name."""
+    [event] = watch(machine, lambda: machine.run("nft add table inet meshmark.x"), lambda item: item.layer == "nft")
+    assert event == KernelEvent("nft", event.pid, "nft", kind="transaction")
+    assert event.pid > 0
+
+
+def test_transactions_on_other_tables_are_left_out(machine: LinuxMachine) -> None:
+    """Somebody else's tables, and ours of another family or for scratch, cause no audit."""
+    act = (
+        "nft add table inet other; nft add table inet meshmark.scratch.x; nft add table ip other; nft add table inet meshmark.y;"
+        "ip route add blackhole 10.9.0.0/16"
+    )
+    found = watch(machine, lambda: machine.run(act), lambda item: item.layer == "route")
+    assert [item.layer for item in found].count("nft") == 1
+
+
+@pytest.mark.parametrize(
+    "command,layer,kind",
+    [
+        ("ip route add blackhole 10.9.0.0/16", "route", "new"),
+        ("ip rule add pref 77 lookup 9", "rule", "new"),
+        ("ip link add mo.e0 type bridge", "link", "new"),
+        ("ip addr add 10.4.0.1/24 dev lo", "address", "new"),
+        ("ip addr del 10.4.0.1/24 dev lo || true; ip addr add 10.4.0.2/24 dev lo; ip addr del 10.4.0.2/24 dev lo", "address", "delete"),
+    ],
+)
+def test_each_layer_of_routing_has_its_events(machine: LinuxMachine, command: str, layer: str, kind: str) -> None:
+    """A change by another program is seen in its layer."""
+    found = watch(machine, lambda: machine.run(command), lambda item: (item.layer, item.kind) == (layer, kind))
+    assert found[-1].overrun is False
+
+
+def test_a_link_going_down_is_an_event_though_its_routes_vanish_silently(machine: LinuxMachine) -> None:
+    """IPv4 routes of a link go without a message; the link's own event is what says so."""
+    machine.run(
+        "ip link add mo.e1 type bridge; ip link set mo.e1 up; ip addr add 10.4.0.1/24 dev mo.e1; ip route add 10.5.0.0/16 via 10.4.0.2"
+    )
+    found = watch(machine, lambda: machine.run("ip link set mo.e1 down"), lambda item: item.layer == "link")
+    assert found[-1].kind == "new"
+
+
+def test_a_full_kernel_buffer_is_said(machine: LinuxMachine) -> None:
+    """When the kernel drops messages, the loss is an event of its own."""
+    commands = "; ".join(f"ip route add blackhole 10.9.{number}.0/24" for number in range(64))
+    found = watch(machine, lambda: machine.run(commands), lambda item: item.overrun, buffer_bytes=2304)
+    assert found[-1] == KernelEvent("all", overrun=True, kind="overrun")
+
+
+def test_a_full_queue_is_said(machine: LinuxMachine) -> None:
+    """A consumer that is too slow gets one overrun instead of an endless queue."""
+    commands = "; ".join(f"ip route add blackhole 10.9.{number}.0/24; ip rule add pref {number + 50} lookup 9" for number in range(16))
+    found = watch(machine, lambda: machine.run(commands), lambda item: item.overrun, queue=8)
+    assert found[-1].overrun

@@ -1,0 +1,163 @@
+"""What only a real host can show: connection tracking, handshakes, half-made devices, a shared socket folder."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.plan import LinkAddress, PlanObject, WireguardLink, WireguardPeer
+from schemas.values import Address, Endpoint, Prefix
+from services.kernel.port import Flow
+from services.kernel.transaction import Change
+from services.kernel.uapi import socket_path
+from services.runtime.errors import Conflict
+from tests.contract.kernel.gateway_plan import overlay, tunnel
+from tests.contract.kernel.machines import LinuxMachine, converge, differences
+
+pytestmark = pytest.mark.privileged
+LIMIT_S = 10.0
+
+
+@pytest.fixture
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LinuxMachine]:
+    made = LinuxMachine(tmp_path_factory.mktemp("other"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_flows_are_read_and_dropped_one_by_one(machine: LinuxMachine) -> None:
+    """A UDP flow shows with its ports, and goes alone when asked to; a second request finds it gone."""
+    machine.run(
+        "nft 'add table inet probe; add chain inet probe c { type filter hook output priority 0; }; add rule inet probe c ct state new accept'"
+    )
+
+    def talk() -> list[int]:
+        ports = []
+        for target in (9001, 9002):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.sendto(b"x", ("127.0.0.1", target))
+                ports.append(sender.getsockname()[1])
+        return ports
+
+    ports = machine._thread.submit(talk).result(10)
+    found = {flow.destination_port: flow for flow in machine.kernel.flows() if flow.protocol == socket.IPPROTO_UDP}
+    here = Address("127.0.0.1")
+    assert found[9001] == Flow(17, here, here, here, here, ports[0], 9001)
+    assert machine.kernel.drop_flows([found[9001]]) == 1
+    assert machine.kernel.drop_flows([found[9001]]) == 0
+    assert 9002 in {flow.destination_port for flow in machine.kernel.flows()}
+
+
+def test_a_learned_endpoint_is_no_difference_while_the_handshake_is_fresh(machine: LinuxMachine, other: LinuxMachine) -> None:
+    """Two hosts shake hands; then one's peer is planned at another address: nothing to repair, and its session stays."""
+    machine.run(
+        f"ip link add mo.v{machine.tag} type veth peer name mo.w{machine.tag} netns {other.namespace};"
+        f"ip addr add 192.0.2.1/24 dev mo.v{machine.tag}; ip link set mo.v{machine.tag} up"
+    )
+    other.run(f"ip addr add 192.0.2.2/24 dev mo.w{machine.tag}; ip link set mo.w{machine.tag} up")
+    plans = []
+    for here, far, number in ((machine, other, 1), (other, machine, 2)):
+        link = tunnel(here.tag)
+        endpoint = Endpoint(f"192.0.2.{3 - number}:51900")
+        items: list[PlanObject] = [
+            WireguardLink(link, 51900, 1420),
+            LinkAddress(link, Address(f"169.254.1.{number}"), 30),
+            WireguardPeer(link, far.kernel.public_key(), endpoint, (Prefix("0.0.0.0/0"),), 1),
+        ]
+        plan = {item.key: item for item in items}
+        converge(here.kernel, plan)
+        plans.append(plan)
+    wait_for(lambda: machine.run(f"wg show {tunnel(machine.tag)} latest-handshakes").split()[-1] != "0")
+    [key] = [key for key in plans[0] if key.startswith("peer ")]
+    moved = {
+        **plans[0],
+        key: WireguardPeer(tunnel(machine.tag), other.kernel.public_key(), Endpoint("192.0.2.99:1"), (Prefix("0.0.0.0/0"),), 1),
+    }
+    assert differences(machine.kernel, moved) == []
+    machine.kernel.write(Change(moved[key], moved[key]))
+    assert "192.0.2.2:51900" in machine.run(f"wg show {tunnel(machine.tag)} endpoints")
+    machine.kernel.write(Change(plans[0][key], moved[key]))
+    assert "192.0.2.99:1" in machine.run(f"wg show {tunnel(machine.tag)} endpoints")
+
+
+def test_a_wrong_endpoint_without_a_handshake_is_a_difference(machine: LinuxMachine, plan: dict[str, PlanObject]) -> None:
+    """A device that never heard from its peer has learned nothing: its endpoint is to be the plan's."""
+    converge(machine.kernel, plan)
+    link = tunnel(machine.tag)
+    key = next(key for key in plan if key.startswith(f"peer {link} "))
+    machine.run(f"wg set {link} peer {key.split(' ')[2]} endpoint 127.0.0.77:7")
+    found = differences(machine.kernel, plan)
+    assert [change.key for change in found] == [key]
+    machine.kernel.write(found[0])
+    assert differences(machine.kernel, plan) == []
+
+
+def test_a_device_with_another_key_is_a_difference(machine: LinuxMachine, plan: dict[str, PlanObject]) -> None:
+    """A private key set by hand shows on the link, and the host's own key comes back without a new device."""
+    converge(machine.kernel, plan)
+    link = tunnel(machine.tag)
+    machine.run(f"wg genkey | wg set {link} private-key /dev/stdin")
+    found = differences(machine.kernel, plan)
+    assert f"link {link}" in {change.key for change in found}
+    converge(machine.kernel, plan)
+    assert differences(machine.kernel, plan) == []
+
+
+def test_a_device_half_made_before_a_kill_is_adopted(machine: LinuxMachine, plan: dict[str, PlanObject]) -> None:
+    """Between its making and its alias a device is down and nameless: the next start takes exactly that one, and no other."""
+    item = plan[f"link {overlay(machine.tag)}"]
+    machine.run(
+        f"ip link add {item.name} address {item.mac} mtu {item.mtu} type vxlan id {item.vni} local {item.local} remote {item.remote} "  # type: ignore[union-attr]
+        "dstport 4789 nolearning"
+    )
+    machine.kernel.write(Change(None, item))
+    assert machine.kernel.read(plan, ["link"]) == {item.key: item}
+
+
+def test_a_device_that_only_looks_half_made_is_left_alone(machine: LinuxMachine, plan: dict[str, PlanObject]) -> None:
+    """Another far end, and it is somebody else's."""
+    item = plan[f"link {overlay(machine.tag)}"]
+    machine.run(f"ip link add {item.name} type vxlan id {item.vni} local {item.local} remote 127.0.0.99 dstport 4789 nolearning")  # type: ignore[union-attr]
+    with pytest.raises(Conflict):
+        machine.kernel.write(Change(None, item))
+
+
+def test_a_name_in_use_by_another_namespace_is_a_conflict(machine: LinuxMachine, other: LinuxMachine) -> None:
+    """WireGuard's sockets share one folder: a device of that name elsewhere is never configured by mistake."""
+    if machine.kernel.capabilities().wireguard != "userspace":
+        pytest.skip("the kernel has WireGuard: no shared socket folder")
+    item = WireguardLink(tunnel(machine.tag), 51901, 1420)
+    machine.kernel.write(Change(None, item))
+    with pytest.raises(Conflict):
+        other.kernel.write(Change(None, item))
+    assert socket_path(item.name).exists()
+    assert dict(other.kernel.read({})) == {}
+
+
+def test_the_private_key_is_for_root_alone(machine: LinuxMachine, tmp_path: Path) -> None:
+    """The key file is made on first use with mode 0600."""
+    machine.kernel.public_key()
+    assert (tmp_path / "wireguard.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_thousand_routes_are_read_in_one_pass(machine: LinuxMachine) -> None:
+    """Bulk: routes of ours among many of others are found, and only those."""
+    lines = "\n".join(
+        f"route add blackhole 10.{number // 250}.{number % 250}.0/24 proto {77 if number % 2 else 4}" for number in range(1000)
+    )
+    machine.run(f"ip -batch - <<'END'\n{lines}\nEND")
+    found = machine.kernel.read({}, ["route"])
+    assert len(found) == 500
