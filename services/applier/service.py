@@ -87,7 +87,7 @@ class ApplierService:
             if update.epoch < self._current.epoch:
                 _log.warning("older_epoch_ignored", epoch=update.epoch, seen=self._current.epoch)
                 if update.message is not None:
-                    await update.message.ack()
+                    await update.message.settle()
                 continue
             self._current = update
             self._received_s = time.time()
@@ -119,7 +119,7 @@ class ApplierService:
                 continue
             await self._publish(report)
             for message in messages:
-                await message.ack()
+                await message.settle()
                 self._unacknowledged.remove(message)
             await self._publish_key(current)
 

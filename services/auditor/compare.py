@@ -6,6 +6,7 @@ one finding: a table that is gone stands for all that was in it. While a unit is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
@@ -14,7 +15,7 @@ from msgspec import Struct
 from schemas import codec
 from schemas.drift import DriftLayer
 from schemas.plan import HostPlan, NftTable, PlanObject
-from services.kernel.transaction import Held, Marker, Observed, same, unit_tag
+from services.kernel.transaction import Held, ListedChain, Marker, Observed, same, unit_tag
 
 MARKER_KEY = "marker"
 LAYERS: tuple[DriftLayer, ...] = ("nft", "rule", "route")
@@ -46,7 +47,7 @@ def compare(
         item = reference[key]
         if same(item, observed.get(key)) or unit not in settled or (_table(item) in gone and not isinstance(item, NftTable)):
             continue
-        found.append(Finding(_layer(item), key, show(item), show(observed.get(key)), unit, plan.because(key)))
+        found.append(Finding(_layer(item), key, *_differing(item, observed.get(key)), unit, plan.because(key)))
     if settled == plan.units.keys():
         found.extend(
             Finding(_layer(item), key, "", show(item), _owner(item, wanted, reference), ())
@@ -54,6 +55,14 @@ def compare(
             if key not in wanted and not _inside_foreign(item, observed, wanted)
         )
     return sorted(found, key=lambda finding: finding.key)
+
+
+def _differing(wanted: Held, found: Held | None) -> tuple[str, str]:
+    """Both sides as text; of two chains that differ in their rules, only those rules."""
+    if isinstance(wanted, ListedChain) and isinstance(found, ListedChain) and sorted(wanted.rules) != sorted(found.rules):
+        missing, added = Counter(wanted.rules) - Counter(found.rules), Counter(found.rules) - Counter(wanted.rules)
+        return "\n".join(missing.elements()), "\n".join(added.elements())
+    return show(wanted), show(found)
 
 
 def show(item: Held | None) -> str:

@@ -73,7 +73,7 @@ class AuditorService:
             self._current = update
             self._hint(*LAYERS)
             if update.message is not None:
-                await update.message.ack()
+                await update.message.settle()
 
     async def _watch_kernel(self) -> None:
         async with EventSource() as events:
@@ -89,7 +89,7 @@ class AuditorService:
         # A link that goes down takes its IPv4 routes along without a word about them.
         layer: DriftLayer = "nft" if event.layer == "nft" else "rule" if event.layer == "rule" else "route"
         if event.pid:
-            self._suspects[layer] = Suspect(event.pid, event.process_name or "")
+            self._suspects.setdefault(layer, Suspect(event.pid, event.process_name or ""))
         self._hint(layer)
 
     def _hint(self, *layers: DriftLayer) -> None:
@@ -132,7 +132,8 @@ class AuditorService:
         return self._held_before
 
     async def _audit(self, layers: tuple[DriftLayer, ...]) -> None:
-        suspects = dict(self._suspects)
+        # The first to touch a layer since the last look: who repairs comes after who broke.
+        suspects, self._suspects = self._suspects, {}
         findings = await self._look(layers)
         if findings:
             await self._settle()

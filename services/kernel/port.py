@@ -55,17 +55,26 @@ class Kernel(Protocol):
         ...
 
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
-        """How ``read`` would show `wanted` once the kernel held it: same keys, the kernel's own normal form."""
+        """How ``read`` would show `wanted` once the kernel held it: same keys, the kernel's own normal form.
+
+        Keys stay as they are, so plans name elements in the kernel's form: prefixes with their length, a single address bare (also as a value),
+        ranges ``a-b`` that are no prefix, marks as ``0xff00``, names with a star as ``mo.*``. Raises Permanent when the kernel refuses a chain.
+        """
         ...
 
     def write(self, change: Change) -> None:
-        """Make one change outside nftables. Doing it twice, or removing what is not there, succeeds."""
+        """Make one change outside nftables. Doing it twice, or removing what is not there, succeeds.
+
+        A VXLAN link whose VNI or port changes is made again and loses its addresses and routes; a link that is removed takes them and its
+        peers along. Write those again after it.
+        """
         ...
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         """Make all nft changes and write the marker (None: remove it) in one kernel transaction, or none of them.
 
-        Raises Conflict when the kernel does not hold what the changes start from: read again.
+        Raises Conflict when the kernel does not hold what the changes start from: read again. Where the header of a set changes, the batch
+        has all elements of the set and all chains that name it (``transaction.with_dependents``).
         """
         ...
 

@@ -44,7 +44,7 @@ _TYPE_NAMES = {number: name for name, number in _TYPES.items()}
 
 
 class Routes:
-    """Own IPv4 routes. The devices given with each call turn names into interface numbers and back."""
+    """Own IPv4 routes. The devices given with each call turn names into interface numbers and back; a write needs those of its hops."""
 
     def __init__(self, netlink: NetlinkSocket) -> None:
         self._netlink = netlink
@@ -52,6 +52,13 @@ class Routes:
     def read(self, devices: Mapping[str, Device]) -> dict[str, Held]:
         names = {device.index: device.name for device in devices.values()}
         return {item.key: item for item in (_decode(body, names) for body in self._dump())}
+
+    def _held(self, wanted: Route, devices: Mapping[str, Device]) -> Held | None:
+        """The own route with the key of the wanted one."""
+        names = {device.index: device.name for device in devices.values()}
+        length, packed = wanted.prefix.length, wanted.prefix.network.network_address.packed
+        near = (body for body in self._dump(wanted.table) if body[1] == length and (not length or packed in body))
+        return next((item for item in (_decode(body, names) for body in near) if item.key == wanted.key), None)
 
     def write(self, change: Change, devices: Mapping[str, Device]) -> None:
         if isinstance(change.new, Route):
@@ -80,7 +87,7 @@ class Routes:
             self._replace(wanted, body, devices, waiting_for)
 
     def _replace(self, wanted: Route, body: bytes, devices: Mapping[str, Device], waiting_for: str) -> None:
-        held = self.read(devices).get(wanted.key)
+        held = self._held(wanted, devices)
         if held is None:
             msg = f"{wanted.key}: there is a route of another owner; remove it or give ours another metric"
             raise Conflict(msg)
@@ -98,10 +105,17 @@ class Routes:
             if error.errno not in (errno.ESRCH, errno.ENODEV):
                 raise mapped(error, f"remove {key}") from error
 
-    def _dump(self) -> list[bytes]:
-        """Bodies of all own IPv4 routes; the kernel filters by protocol where it can."""
+    def _dump(self, table: int = 0) -> list[bytes]:
+        """Bodies of all own IPv4 routes, or of one table's; the kernel filters where it can."""
+        body = _INFO.pack(socket.AF_INET, 0, 0, 0, 0, OWN_PROTOCOL, 0, 0, 0)
+        if table:
+            body += attribute(_TABLE, U32.pack(table))
         try:
-            found = self._netlink.dump(_GETROUTE, _INFO.pack(socket.AF_INET, 0, 0, 0, 0, OWN_PROTOCOL, 0, 0, 0))
+            found = self._netlink.dump(_GETROUTE, body)
+        except NetlinkError as error:
+            if table and error.errno == errno.ENOENT:  # no such table yet
+                return []
+            raise unreadable(error, "routes") from error
         except OSError as error:
             raise unreadable(error, "routes") from error
         return [body for body in found if body and _INFO.unpack_from(body)[5] == OWN_PROTOCOL]

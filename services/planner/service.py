@@ -86,7 +86,7 @@ class Planner:
             causes = tuple(Cause(entry.ref, entry.said.sequence, entry.said.stored_s) for entry in outcome.admitted)
             await self._publish_plans(causes, time.time())
             for message in batch:
-                await message.ack()
+                await message.settle()
 
     async def _next_batch(self) -> list[Message]:
         stop = self._context.stop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -9,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from services.runtime.errors import Permanent
+from services.runtime.errors import OutcomeUnknown, Permanent, Transient
 
 _ACK_TIMEOUT_S = 5.0
 _STATUS = "Status"
@@ -51,6 +52,11 @@ class Message(Struct, frozen=True):
     async def ack(self) -> None:
         """Say that the message is handled, and wait until the server knows. Raises OutcomeUnknown when no answer came within 5 s."""
         await self._answers().ask(self.reply, b"+ACK", timeout_s=_ACK_TIMEOUT_S)
+
+    async def settle(self) -> None:
+        """Acknowledge, where handling the message again would do no harm: an answer that got lost is no error then."""
+        with contextlib.suppress(OutcomeUnknown, Transient):
+            await self.ack()
 
     async def nak(self, delay_s: float = 0.0) -> None:
         """Ask for redelivery after `delay_s` seconds."""

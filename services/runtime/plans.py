@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import structlog
 from msgspec import Struct
 
 from schemas import codec, snapshot, subjects
 from schemas.plan import HostPlan, PlanDiff, SnapshotHead, apply_diff
 from schemas.values import Name
 from services.runtime.broker import Broker
-from services.runtime.errors import Poison, Transient
+from services.runtime.deadletters import dead_letter
+from services.runtime.errors import Transient
 from services.runtime.messages import Message
 from services.runtime.retries import retrying
 
 PLAN_STREAM, SNAPSHOT_STREAM = "PLAN", "SNAPSHOT"
 _HEAD = "head"
+
+log = structlog.get_logger(__name__)
 
 
 class Update(Struct, frozen=True):
@@ -59,20 +63,36 @@ async def follow_plan(broker: Broker, service: str, cluster: str, host: str) -> 
     if current is not None:
         yield current
     async for message in broker.consume(PLAN_STREAM, subjects.consumer(service, cluster, host), create=False):
-        diff = _decode(message)
-        if current is not None and (diff.epoch, diff.generation) <= (current.epoch, current.generation):
-            await message.ack()
+        try:
+            following = await _next(broker, current, message, cluster, host)
+        except codec.DecodeError as error:
+            await dead_letter(broker, service, message, str(error), cluster=cluster)
+            await message.term("not a plan")
             continue
-        plan = None if diff.resync else _advance(current, diff)
-        if plan is None:
-            fetched = await fetch_plan(broker, cluster, host)
-            if fetched is None:
-                msg = f"generation {diff.generation} of {cluster}/{host} was announced, but there is no snapshot"
-                raise Transient(msg)
-            current = Update(fetched.plan, fetched.epoch, fetched.generation, diff, message)
-        else:
-            current = Update(plan, diff.epoch, diff.generation, diff, message)
+        except Transient as error:
+            log.warning("plan_waits", error=str(error))
+            await message.nak(error.retry_after_s)
+            continue
+        if following is None:
+            await message.settle()
+            continue
+        current = following
         yield current
+
+
+async def _next(broker: Broker, current: Update | None, message: Message, cluster: str, host: str) -> Update | None:
+    """The plan after this difference, or None when it is an old one."""
+    diff = codec.decode(message.data, PlanDiff)
+    if current is not None and (diff.epoch, diff.generation) <= (current.epoch, current.generation):
+        return None
+    plan = None if diff.resync else _advance(current, diff)
+    if plan is not None:
+        return Update(plan, diff.epoch, diff.generation, diff, message)
+    fetched = await fetch_plan(broker, cluster, host)
+    if fetched is None:
+        msg = f"generation {diff.generation} of {cluster}/{host} was announced, but there is no snapshot"
+        raise Transient(msg)
+    return Update(fetched.plan, fetched.epoch, fetched.generation, diff, message)
 
 
 def _advance(current: Update | None, diff: PlanDiff) -> HostPlan | None:
@@ -81,14 +101,6 @@ def _advance(current: Update | None, diff: PlanDiff) -> HostPlan | None:
         return HostPlan(diff.cluster, diff.host, apply_diff(plan.units, diff.units), diff.drift)
     except ValueError:
         return None
-
-
-def _decode(message: Message) -> PlanDiff:
-    try:
-        return codec.decode(message.data, PlanDiff)
-    except codec.DecodeError as error:
-        msg = f"{message.subject} #{message.sequence}: {error}"
-        raise Poison(msg) from None
 
 
 def empty_plan(cluster: str, host: str) -> HostPlan:

@@ -110,8 +110,8 @@ async def _break(story: Story, feed: Feed, peering: Peering) -> None:
         "Rules vanish, as when another tool or a tired administrator meddles. The auditor hears it from the kernel, publishes a drift "
         "event on NATS (who did it, what is wanted, what is found), and asks the applier to repair just that.",
     )
-    name = next(name for name in listing.own_tables(gateway) if listing.chains_with_rules(gateway, name))
-    chain = listing.chains_with_rules(gateway, name)[0]
+    chains = {name: listing.chains_with_rules(gateway, name) for name in listing.own_tables(gateway)}
+    name, (chain, *_) = max(chains.items(), key=lambda item: len(item[1]))
     await _damage(story, feed, gateway, "nft", ["nft", "flush", "chain", "inet", name, chain])
     rule = listing.own_rules(gateway)[0]
     await _damage(story, feed, gateway, "rule", ["ip", "rule", "delete", *rule.split()])

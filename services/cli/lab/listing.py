@@ -38,8 +38,9 @@ def chains_with_rules(namespace: str, name: str) -> list[str]:
 
 
 def own_rules(namespace: str) -> list[str]:
-    """Our policy rules, one line each as ``ip rule add`` takes them."""
-    lines = run(namespace, "ip", "rule", "list", "proto", str(OWN_PROTOCOL)).splitlines()
+    """Our policy rules, one line each as ``ip rule delete`` takes them."""
+    # Filtered here: iproute2 6.1 takes `list proto 77` for a rule and lists all of them.
+    lines = [line for line in run(namespace, "ip", "rule", "list").splitlines() if line.rstrip().endswith(f" proto {OWN_PROTOCOL}")]
     return [f"pref {priority} {rest.strip()}" for priority, _, rest in (line.partition(":") for line in lines)]
 
 

@@ -38,7 +38,7 @@ class Story:
             f"\n[bold cyan]{self._chapter}. {escape(title)}[/] [dim]{time.monotonic() - self._started:.0f} s[/]", highlight=False
         )
         for paragraph in words:
-            self._console.print(textwrap.fill(paragraph, _WIDTH), markup=False, highlight=False)
+            self._console.print(textwrap.fill(paragraph, min(_WIDTH, self._console.width - 1)), markup=False, highlight=False)
 
     def show(self, lines: Iterable[str]) -> None:
         """What a command prints, set apart."""

@@ -139,6 +139,8 @@ def mapped(error: str, text: str) -> MeshmarkError:
     """The error tree's member for what libnftables said. Its own complaints about the text itself are Permanent."""
     first = next((line for line in error.splitlines() if "Error:" in line), error.strip() or "no reason given")
     reason = f"nft: {first.strip()} (in {len(text.splitlines())} lines)"
+    if "syntax error, unexpected" in error:
+        return Permanent(f"{reason}; a set or chain may not have the name of a word of nft, as dnat, mark or fwd")
     if _says(error, _UNKNOWN):
         return OutcomeUnknown(f"{reason}; read back before trying again")
     if _says(error, (errno.EPERM, errno.EACCES)):

@@ -40,9 +40,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_flows_are_read_and_dropped_one_by_one(machine: LinuxMachine) -> None:
     """A UDP flow shows with its ports, and goes alone when asked to; a second request finds it gone."""
-    machine.run(
-        "nft 'add table inet probe; add chain inet probe c { type filter hook output priority 0; }; add rule inet probe c ct state new accept'"
-    )
+    machine.run("nft 'add table ip p; add chain ip p c { type filter hook output priority 0; }; add rule ip p c ct state new accept'")
 
     def talk() -> list[int]:
         ports = []
