@@ -16,7 +16,7 @@ def established() -> State:
     return State([*two_clusters(), *keys()])
 
 
-def end(place: int, **changes: object):  # noqa: ANN201 - a Peering with one end changed
+def end(place: int, **changes: object):
     item = peering()
     ends = list(item.ends)
     ends[place] = replace(ends[place], **changes)
@@ -24,7 +24,12 @@ def end(place: int, **changes: object):  # noqa: ANN201 - a Peering with one end
 
 
 REFUSED = {
-    "remap of another length": (end(0, remap_pods=(Prefix("10.61.0.0/24"),)), "$.ends[0].remapPods[0]", "write a /16", "Cluster/milan/milan"),
+    "remap of another length": (
+        end(0, remap_pods=(Prefix("10.61.0.0/24"),)),
+        "$.ends[0].remapPods[0]",
+        "write a /16",
+        "Cluster/milan/milan",
+    ),
     "one remap too many": (
         end(1, remap_pods=(Prefix("10.63.0.0/16"), Prefix("10.65.0.0/16"))),
         "$.ends[1].remapPods",
@@ -32,28 +37,63 @@ REFUSED = {
         "Cluster/rome/rome",
     ),
     "overlap without a remap": (end(0, remap_pods=()), "$.ends[0].remapPods[0]", "overlaps 10.200.0.0/16", "Cluster/rome/rome"),
-    "remap on own external prefix": (end(0, remap_external=(Prefix("10.70.0.0/16"),)), "$.ends[0].remapExternal[0]", "overlaps", "Cluster/rome/rome"),
-    "remap on own internal prefix": (end(0, remap_pods=(Prefix("10.80.0.0/16"),)), "$.ends[0].remapPods[0]", "overlaps", "Cluster/rome/rome"),
+    "remap on own external prefix": (
+        end(0, remap_external=(Prefix("10.70.0.0/16"),)),
+        "$.ends[0].remapExternal[0]",
+        "overlaps",
+        "Cluster/rome/rome",
+    ),
+    "remap on own internal prefix": (
+        end(0, remap_pods=(Prefix("10.80.0.0/16"),)),
+        "$.ends[0].remapPods[0]",
+        "overlaps",
+        "Cluster/rome/rome",
+    ),
     "both remaps equal": (end(0, remap_external=(Prefix("10.61.0.0/16"),)), "$.ends[0].remapExternal[0]", "overlaps 10.61.0.0/16", ""),
     "remap over the underlay": (end(0, remap_pods=(Prefix("172.18.0.0/16"),)), "$.ends[0]", "a loop", "Peering/rome/rome-milan"),
     "far endpoint inside the remap": (end(1, endpoint=Endpoint("10.61.0.9:51840")), "$.ends[0]", "a loop", "Peering/rome/rome-milan"),
     "tunnel ports over the overlay's": (replace(peering(), port=4780), "$.port", "4789", ""),
     "unknown gateway": (end(0, gateway=Name("elsewhere")), "$.ends[0].gateway", "not known", "Gateway/rome/elsewhere"),
     "unknown cluster": (end(0, cluster=Name("turin")), "$.ends[0].cluster", "not known", "Cluster/turin/turin"),
-    "gateway of another peering": (replace(peering(), name=Name("second")), "$.ends[0].gateway", "serves one peering", "Peering/rome/rome-milan"),
+    "gateway of another peering": (
+        replace(peering(), name=Name("second")),
+        "$.ends[0].gateway",
+        "serves one peering",
+        "Peering/rome/rome-milan",
+    ),
     "node in no cluster": (node("x", 7, "turin"), "$.cluster", "not known", "Cluster/turin/turin"),
     "node named as a gateway": (node("gateway", 7), "$.name", "taken by Gateway/rome/gateway", "Gateway/rome/gateway"),
     "node with a taken address": (node("x", 7, address=Address("172.18.0.11")), "$.address", "taken", "Node/rome/worker-1"),
     "node inside its pod prefix": (node("x", 7, address=Address("10.200.9.1")), "$.address", "a loop", "Cluster/rome/rome"),
     "node inside a remap": (node("x", 7, address=Address("10.61.9.1")), "$.address", "a loop", "Peering/rome/rome-milan"),
-    "node prefix outside the cluster": (node("x", 7, pod_prefixes=(Prefix("10.9.0.0/24"),)), "$.podPrefixes[0]", "not inside", "Cluster/rome/rome"),
-    "node prefix of another node": (node("x", 7, pod_prefixes=(Prefix("10.200.1.0/25"),)), "$.podPrefixes[0]", "overlaps", "Node/rome/worker-1"),
+    "node prefix outside the cluster": (
+        node("x", 7, pod_prefixes=(Prefix("10.9.0.0/24"),)),
+        "$.podPrefixes[0]",
+        "not inside",
+        "Cluster/rome/rome",
+    ),
+    "node prefix of another node": (
+        node("x", 7, pod_prefixes=(Prefix("10.200.1.0/25"),)),
+        "$.podPrefixes[0]",
+        "overlaps",
+        "Node/rome/worker-1",
+    ),
     "uplink named as our links": (node("x", 7, uplink=Name("mo.x")), "$.uplink", "cannot be an uplink", ""),
     "uplink of 16 bytes": (node("x", 7, uplink=Name("a" * 16)), "$.uplink", "cannot be an uplink", ""),
     "pod on no node": (pod("x", "nowhere", "10.200.1.11"), "$.node", "not known", "Node/rome/nowhere"),
     "pod outside the pod prefixes": (pod("x", "worker-1", "10.9.1.11"), "$.addresses[0]", "not inside", "Cluster/rome/rome"),
-    "pod with a taken address": (pod("x", "worker-1", "10.200.1.10"), "$.addresses[0]", "belongs to Endpoint/rome/shop", "Endpoint/rome/shop"),
-    "key of another host": (PublicKey(name=Name("worker-1"), cluster=Name("rome"), key=ROME_KEY), "$.key", "of its own", "PublicKey/rome/gateway"),
+    "pod with a taken address": (
+        pod("x", "worker-1", "10.200.1.10"),
+        "$.addresses[0]",
+        "belongs to Endpoint/rome/shop",
+        "Endpoint/rome/shop",
+    ),
+    "key of another host": (
+        PublicKey(name=Name("worker-1"), cluster=Name("rome"), key=ROME_KEY),
+        "$.key",
+        "of its own",
+        "PublicKey/rome/gateway",
+    ),
     "key of no host": (PublicKey(name=Name("x"), cluster=Name("rome"), key=ROME_KEY), "$.name", "not known", "Gateway/rome/x"),
     "cluster prefixes that overlap": (
         cluster("turin", external_prefixes=(Prefix("10.200.7.0/24"),)),
@@ -104,7 +144,7 @@ def test_names_that_lead_to_one_link_are_refused() -> None:
     assert admit(node(long_name, 7), state) is None
     state.put(node(long_name, 7))
     assert admit(node(long_name.replace("23", "24"), 8), state) is None
-    from services.planner.names import overlay_link  # noqa: PLC0415
+    from services.planner.names import overlay_link
 
     twin = admit(node(overlay_link(long_name).removeprefix("mo."), 9), state)
     assert twin is not None
@@ -112,7 +152,7 @@ def test_names_that_lead_to_one_link_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ref", "user"),
+    "ref,user",
     [
         ("Cluster/rome/rome", "Gateway/rome/gateway"),
         ("Gateway/rome/gateway", "Peering/rome/rome-milan"),

@@ -156,5 +156,5 @@ def test_a_removed_peering_leaves_empty_plans() -> None:
     tell(core, two_clusters())
     core.published.update({step.host: step.plan for step in core.steps()})
     core.hear([replace(said(peering(), 100), payload=b"")])
-    assert {step.host: step.plan.units for step in core.steps()} == dict.fromkeys(core.published, {})
+    assert {step.host: step.plan.units for step in core.steps()} == {host: {} for host in core.published}
     assert not any(isinstance(item, Peering) for item in core.state.objects.values())

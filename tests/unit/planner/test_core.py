@@ -12,7 +12,7 @@ from services.planner import layout
 from services.planner.allocate import Allocations, Rollout, advance
 from services.planner.core import Core, Said
 from services.planner.state import HostId
-from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, cluster, keys, node, peering, said, tell, two_clusters
+from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, cluster, keys, node, peering, tell, two_clusters
 
 UNIT = "peering/rome/rome-milan"
 
@@ -92,7 +92,7 @@ def test_the_last_good_value_stays_in_force() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "reason"),
+    "payload,reason",
     [
         (b"{", "not valid JSON"),
         (b"[]", "Expected `object`"),

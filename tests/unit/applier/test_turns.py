@@ -1,0 +1,234 @@
+"""Turns on the kernel in memory: order, all or nothing by unit, undo, cold start."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.plan import HostPlan, LinkAddress, NftElement, PolicyRule, Route, VxlanLink
+from schemas.values import Name, Prefix
+from services.applier.core import Applier
+from services.applier.steps import order
+from services.kernel.fake import FakeHost, FakeKernel
+from services.kernel.transaction import Change, changes, repairs, unit_tag
+from services.runtime.errors import Conflict, OutcomeUnknown, Permanent, Transient, Waiting
+from tests.topologies import ROME_GATEWAY, keys, node, peering, settled_plans, two_clusters
+
+UNIT = "peering/rome/rome-milan"
+FIRST = settled_plans([*two_clusters(), *keys()])[ROME_GATEWAY]
+EMPTY = HostPlan(FIRST.cluster, FIRST.host, {})
+
+
+def applier(host: FakeHost, fail: object = None) -> Applier:
+    kernel = FakeKernel(host, fail or (lambda _: None))  # type: ignore[arg-type]
+    return Applier(kernel, lambda: 0.0)
+
+
+def holds(host: FakeHost, plan: HostPlan) -> bool:
+    """True when reading the kernel finds nothing to do."""
+    kernel = FakeKernel(host)
+    objects = plan.objects()
+    return repairs(objects, kernel.reference(objects), kernel.read(objects)) == []
+
+
+def two_units() -> HostPlan:
+    """The gateway's unit, and a second one that shares one object with it and has two of its own."""
+    own = [Route(8000, Prefix("10.99.0.0/16"), "unreachable", 5), PolicyRule(950, 8000)]
+    shared = next(entry for key, entry in FIRST.units[UNIT].items() if key == "sysctl net/ipv4/ip_forward")
+    second = {item.key: type(shared)(item, ("Peering/rome/second",)) for item in own}
+    return HostPlan(FIRST.cluster, FIRST.host, {**FIRST.units, "second": {**second, shared.key: shared}})
+
+
+def test_applies_and_reports() -> None:
+    """After a turn the kernel holds the plan and its marker, and the report says so."""
+    host = FakeHost()
+    report = applier(host).apply(FIRST, 1, 7)
+    assert holds(host, FIRST)
+    assert (report.outcome, report.generation) == ("applied", 7)
+    assert host.marker is not None
+    assert host.marker.units == {unit_tag(UNIT): FIRST.digests()[UNIT]}
+
+
+def test_the_same_plan_again_writes_nothing() -> None:
+    """A repeated plan makes no change, in memory or after a restart."""
+    host = FakeHost()
+    first = applier(host)
+    first.apply(FIRST, 1, 1)
+    assert first.apply(FIRST, 1, 1).operations == 0
+    assert applier(host).apply(FIRST, 1, 1).operations == 0
+
+
+def test_cold_start_repairs_only_what_differs() -> None:
+    """After a restart only what somebody changed meanwhile is written again."""
+    host = FakeHost()
+    applier(host).apply(FIRST, 1, 1)
+    del host.objects["rule 900 fwmark 0xff00/0xff00 iif - to -"]
+    assert applier(host).apply(FIRST, 1, 1).operations == 1
+    assert holds(host, FIRST)
+
+
+def test_steps_come_in_the_order_that_leaks_nothing() -> None:
+    """Sysctls, guards, rules; nft; links, addresses, peers; class routes at last."""
+    steps = order(changes({}, FIRST.objects()), FIRST.objects(), ())
+    staged = [change.subject.layer for change in steps.stage]
+    assert staged == sorted(staged, key=("sysctl", "route", "rule").index)
+    assert {change.subject.layer for change in steps.commit} == {"nft"}
+    connected = [change.subject.layer for change in steps.connect]
+    assert connected == sorted(connected, key=("link", "address", "wireguard", "route").index)
+    assert not steps.leave
+    assert not steps.remove
+
+
+def test_what_goes_as_a_whole_leaves_links_first_and_guards_last() -> None:
+    """Links and class routes go before nft, rules and guards after it, sysctls at the very end."""
+    steps = order(changes(FIRST.objects(), {}), {}, FIRST.objects().keys())
+    assert {change.subject.layer for change in steps.leave} == {"link", "route", "address", "wireguard"}
+    assert steps.leave[0].subject.layer == "link"
+    removed = [change.subject.layer for change in steps.remove]
+    assert removed == sorted(removed, key=("rule", "route", "sysctl").index)
+
+
+def test_a_link_made_again_gets_its_routes_and_addresses_back() -> None:
+    """A link whose identity changes is made anew; what the kernel drops with it is connected again in the same turn."""
+    host = FakeHost()
+    one = applier(host)
+    one.apply(FIRST, 1, 1)
+    moved = settled_plans([*two_clusters(), *keys(), node("worker-1", 1, address="172.18.0.99")])[ROME_GATEWAY]  # type: ignore[arg-type]
+    one.apply(moved, 1, 2)
+    assert holds(host, moved)
+    assert any(isinstance(item, LinkAddress) and item.link == "mo.worker-1" for item in host.objects.values())
+
+
+def test_removal_leaves_nothing_and_gives_sysctls_back() -> None:
+    """After the empty plan nothing of ours is left, and sysctls are as before; what is foreign was never touched."""
+    foreign = Route(254, Prefix("192.0.2.0/24"), "unreachable", 9)
+    host = FakeHost(sysctls={"net/ipv4/fwmark_reflect": "0"}, foreign={foreign.key: foreign})
+    one = applier(host)
+    one.apply(FIRST, 1, 1)
+    assert host.sysctls["net/ipv4/fwmark_reflect"] == "1"
+    one.apply(EMPTY, 1, 2)
+    assert host.objects == {}
+    assert host.sysctls["net/ipv4/fwmark_reflect"] == "0"
+    assert host.foreign == {foreign.key: foreign}
+
+
+def test_removal_after_a_restart_leaves_nothing() -> None:
+    """The same when the applier was started anew in between and knows the old plan only from the kernel."""
+    host = FakeHost()
+    applier(host).apply(FIRST, 1, 1)
+    applier(host).apply(EMPTY, 1, 2)
+    assert host.objects == {}
+    assert host.kept_sysctls == {}
+
+
+@pytest.mark.parametrize(
+    "error", [Permanent("no"), Transient("later"), Waiting("no link", "link x"), Conflict("taken")], ids=lambda e: type(e).__name__
+)
+@pytest.mark.parametrize("failing", [item for item in FIRST.objects().values() if item.layer != "nft"], ids=lambda item: item.key)
+def test_a_failure_anywhere_leaves_the_old_state(failing: object, error: Exception) -> None:
+    """Whichever change fails, nothing of the unit is left but its guards; the report names the object; the next turn completes it."""
+    host = FakeHost(sysctls=dict.fromkeys(("net/ipv4/conf/all/rp_filter", "net/ipv4/conf/default/rp_filter"), "2"))
+    broken = [True]
+    one = applier(host, lambda change: error if broken[0] and change.new == failing else None)
+    report = one.apply(FIRST, 1, 1)
+    left = [item for item in host.objects.values() if not (isinstance(item, Route) and item.is_guard)]
+    assert left == []
+    (unit,) = report.units
+    assert unit.held == ""
+    assert unit.outcome == ("waiting" if isinstance(error, Waiting) else "degraded")
+    assert failing.key in unit.error  # type: ignore[attr-defined]
+    broken[0] = False
+    assert one.apply(FIRST, 1, 1).outcome == "applied"
+    assert holds(host, FIRST)
+
+
+def test_a_failing_batch_leaves_the_old_state() -> None:
+    """An nft batch that the kernel refuses undoes what was staged."""
+    host = FakeHost()
+    element = next(item for item in FIRST.objects().values() if isinstance(item, NftElement))
+    report = applier(host, lambda change: Permanent("bad element") if change.new == element else None).apply(FIRST, 1, 1)
+    assert report.outcome == "degraded"
+    assert all(isinstance(item, Route) and item.is_guard for item in host.objects.values())
+
+
+def test_other_units_go_on() -> None:
+    """A unit that fails stays at its old version; the other one is applied, and objects they share stay."""
+    host = FakeHost()
+    plan = two_units()
+    report = applier(host, lambda change: Permanent("no") if isinstance(change.new, VxlanLink) else None).apply(plan, 1, 1)
+    outcomes = {unit.unit: unit.outcome for unit in report.units}
+    assert outcomes == {UNIT: "degraded", "second": "applied"}
+    assert "rule 950 fwmark 0x0/0x0 iif - to -" in host.objects
+    assert host.sysctls["net/ipv4/ip_forward"] == "1"
+    assert host.marker is not None
+    assert host.marker.units == {unit_tag("second"): plan.digests()["second"]}
+
+
+def test_a_changed_unit_that_fails_keeps_its_old_version() -> None:
+    """When a change of a running unit fails, the unit is again exactly what it was."""
+    host = FakeHost()
+    fault: list[Exception | None] = [None]
+    one = applier(host, lambda change: fault[0] if isinstance(change.new, VxlanLink) else None)
+    one.apply(FIRST, 1, 1)
+    more = settled_plans([*two_clusters(3, 4), *keys()])[ROME_GATEWAY]
+    fault[0] = Permanent("no more links")
+    report = one.apply(more, 1, 2)
+    assert report.units[0].held == FIRST.digests()[UNIT]
+    assert holds(host, FIRST)
+
+
+def test_a_removed_shared_object_stays_for_the_other_unit() -> None:
+    """An object leaves with the last unit that holds it."""
+    host = FakeHost()
+    one = applier(host)
+    one.apply(two_units(), 1, 1)
+    without = HostPlan(Name("rome"), Name("gateway"), {"second": two_units().units["second"]})
+    one.apply(without, 1, 2)
+    assert holds(host, without)
+    assert host.sysctls["net/ipv4/ip_forward"] == "1"
+
+
+def test_an_unknown_outcome_is_read_back() -> None:
+    """When the answer to a commit is lost but the marker is there, the turn goes on; nothing is written twice."""
+    host = FakeHost()
+    element = next(item for item in FIRST.objects().values() if isinstance(item, NftElement))
+    report = applier(host, lambda change: OutcomeUnknown("no answer") if change.new == element else None).apply(FIRST, 1, 1)
+    assert report.outcome == "applied"
+    assert host.commits == 1
+    assert holds(host, FIRST)
+
+
+def test_a_kernel_that_holds_something_else_is_read_again() -> None:
+    """A batch that does not fit what the kernel holds is no failure: the kernel is read and the plan applied against that."""
+    host = FakeHost()
+    one = applier(host)
+    one.apply(FIRST, 1, 1)
+    gone = next(key for key, item in host.objects.items() if isinstance(item, NftElement) and item.set == "to_real")
+    del host.objects[gone]
+    other_ends = (
+        peering()
+        .ends[0]
+        .__class__(
+            cluster=Name("rome"), gateway=Name("gateway"), remap_pods=(Prefix("10.91.0.0/16"),), remap_external=(Prefix("10.92.0.0/16"),)
+        ),
+        peering().ends[1],
+    )
+    moved = settled_plans([*(item for item in two_clusters() if item.kind != "Peering"), *keys(), peering(ends=other_ends)])[ROME_GATEWAY]
+    assert one.apply(moved, 1, 2).outcome == "applied"
+    assert holds(host, moved)
+
+
+def test_differences_name_object_and_unit() -> None:
+    """What ``meshmark plan --diff`` shows: the key, its unit, what is wanted and found."""
+    host = FakeHost()
+    one = applier(host)
+    one.apply(FIRST, 1, 1)
+    assert one.differences(FIRST) == []
+    del host.objects["rule 900 fwmark 0xff00/0xff00 iif - to -"]
+    (difference,) = one.differences(FIRST)
+    assert (difference.key, difference.unit, difference.found) == ("rule 900 fwmark 0xff00/0xff00 iif - to -", UNIT, "")
+
+
+def test_change_of_nothing_is_no_change() -> None:
+    """A change needs an object on one side."""
+    with pytest.raises(ValueError, match="old or a new"):
+        _ = Change(None, None).key

@@ -1,0 +1,141 @@
+"""Comparison and ledger: one finding per cause, silence while a unit is on its way, and the story of each difference."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.drift import Suspect
+from schemas.plan import HostPlan, NftChain, NftElement, NftTable, PolicyRule, Route
+from schemas.values import Prefix
+from services.applier.core import Applier
+from services.auditor.compare import LAYERS, MARKER_KEY, Finding, compare
+from services.auditor.ledger import CONTESTED_AFTER, WINDOW_S, Ledger
+from services.kernel.fake import FakeHost, FakeKernel
+from tests.topologies import ROME_GATEWAY, keys, settled_plans, two_clusters
+
+PLAN = settled_plans([*two_clusters(), *keys()])[ROME_GATEWAY]
+RULE = "rule 900 fwmark 0xff00/0xff00 iif - to -"
+
+
+def applied() -> FakeHost:
+    host = FakeHost()
+    Applier(FakeKernel(host), lambda: 0.0).apply(PLAN, 1, 1)
+    return host
+
+
+def look(host: FakeHost, plan: HostPlan = PLAN) -> list[Finding]:
+    kernel = FakeKernel(host)
+    wanted = {key: item for key, item in plan.objects().items() if item.layer in LAYERS}
+    return compare(plan, kernel.reference(wanted), kernel.read(wanted, LAYERS), kernel.marker(), set(LAYERS))
+
+
+def test_what_was_applied_is_no_drift() -> None:
+    """An untouched kernel has no findings."""
+    assert look(applied()) == []
+
+
+@pytest.mark.parametrize("key", [key for key, item in PLAN.objects().items() if item.layer in LAYERS and not isinstance(item, NftTable)])
+def test_each_missing_object_is_found(key: str) -> None:
+    """Whatever goes missing by itself is one finding, with its unit and the topology behind it."""
+    host = applied()
+    del host.objects[key]
+    (finding,) = look(host)
+    assert (finding.key, finding.found, finding.unit) == (key, "", "peering/rome/rome-milan")
+    assert "Peering/rome/rome-milan" in finding.because
+
+
+def test_a_missing_table_stands_for_all_in_it() -> None:
+    """After ``flush ruleset`` there are two findings: the table, and the marker."""
+    host = applied()
+    for key in [key for key, item in host.objects.items() if item.layer == "nft"]:
+        del host.objects[key]
+    host.marker = None
+    assert [finding.key for finding in look(host)] == [MARKER_KEY, "table meshmark.rome.rome-milan"]
+
+
+def test_additions_to_what_is_ours_are_found() -> None:
+    """A foreign element, rule or route with our protocol is a finding without a wanted form."""
+    host = applied()
+    table = "meshmark.rome.rome-milan"
+    for item in (NftElement(table, "sources", "192.0.2.0/24"), PolicyRule(5, 7001), Route(7001, Prefix("192.0.2.0/24"), "unreachable", 3)):
+        host.objects[item.key] = item
+    found = look(host)
+    assert {finding.wanted for finding in found} == {""}
+    assert {finding.layer for finding in found} == {"nft", "rule", "route"}
+
+
+def test_a_changed_chain_shows_the_rules_that_differ() -> None:
+    """Of a chain with an extra rule, only that rule is shown."""
+    host = applied()
+    chain = PLAN.objects()["chain meshmark.rome.rome-milan forward"]
+    assert isinstance(chain, NftChain)
+    host.objects[chain.key] = NftChain(chain.table, chain.name, chain.rules[:-1], chain.type, chain.hook, chain.priority)
+    (finding,) = look(host)
+    assert "maxseg" in finding.wanted
+    assert "\n" not in finding.wanted
+    assert finding.found == ""
+
+
+def test_a_unit_on_its_way_is_no_drift() -> None:
+    """While the marker names another digest than the plan, the unit's objects, old and new, are left alone."""
+    host = applied()
+    newer = settled_plans([*two_clusters(3, 5), *keys()])[ROME_GATEWAY]
+    assert look(host, newer) == []
+
+
+# The ledger ----------------------------------------------------------------------------------------------------------------------------
+
+
+def finding(found: str = "", key: str = RULE) -> Finding:
+    return Finding("rule", key, "wanted", found, "unit", ("Peering/rome/rome-milan",))
+
+
+def states(ledger: Ledger, findings: list[Finding], now_s: float) -> list[tuple[str, str]]:
+    return [(event.key, event.state) for event in ledger.observe(findings, LAYERS, now_s, {"rule": Suspect(7, "ip")}, 4)]
+
+
+def test_raised_once_and_resolved() -> None:
+    """A difference is told when it comes and when it goes, not in between."""
+    ledger = Ledger("rome", "gateway")
+    assert states(ledger, [finding()], 1.0) == [(RULE, "raised")]
+    assert states(ledger, [finding()], 2.0) == []
+    assert states(ledger, [finding("other")], 3.0) == [(RULE, "changed")]
+    assert states(ledger, [], 4.0) == [(RULE, "resolved")]
+    assert states(ledger, [], 5.0) == []
+
+
+def test_the_event_says_who_when_and_why() -> None:
+    """Suspect, first seen, generation and the topology objects are in the event."""
+    (event,) = Ledger("rome", "gateway").observe([finding()], LAYERS, 12.5, {"rule": Suspect(7, "ip")}, 4)
+    assert event.suspect == Suspect(7, "ip")
+    assert (event.first_seen_s, event.generation, event.because) == (12.5, 4, ("Peering/rome/rome-milan",))
+
+
+def test_a_layer_that_was_not_looked_at_resolves_nothing() -> None:
+    """Looking at routes says nothing about rules."""
+    ledger = Ledger("rome", "gateway")
+    states(ledger, [finding()], 1.0)
+    assert ledger.observe([], ("route",), 2.0, {}, 1) == []
+
+
+def test_somebody_who_insists_is_contested_and_repaired_more_slowly() -> None:
+    """The third time within a minute is contested; repairs wait longer each time, and a quiet minute forgives."""
+    ledger = Ledger("rome", "gateway")
+    seen, delays = [], []
+    for number in range(CONTESTED_AFTER + 3):
+        seen += [state for _, state in states(ledger, [finding()], float(number)) if state != "resolved"]
+        delays.append(ledger.repair_delay_s(LAYERS, float(number)))
+        states(ledger, [], number + 0.5)
+    assert seen == ["raised"] * (CONTESTED_AFTER - 1) + ["contested"] * 4
+    assert delays == [0.0, 0.0, 1.0, 2.0, 4.0, 8.0]
+    assert states(ledger, [finding()], 2 * WINDOW_S) == [(RULE, "raised")]
+    assert ledger.repair_delay_s(LAYERS, 2 * WINDOW_S) == 0.0
+
+
+def test_an_unreadable_layer_is_told_once() -> None:
+    """A reader that fails says unknown, once, and never that all is missing."""
+    ledger = Ledger("rome", "gateway")
+    assert [event.state for event in ledger.unreadable("nft", "no answer", 1.0)] == ["unknown"]
+    assert ledger.unreadable("nft", "no answer", 2.0) == []
+    ledger.observe([], ("nft",), 3.0, {}, 1)
+    assert [event.state for event in ledger.unreadable("nft", "no answer", 4.0)] == ["unknown"]
