@@ -57,8 +57,9 @@ class Kernel(Protocol):
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
         """How ``read`` would show `wanted` once the kernel held it: same keys, the kernel's own normal form.
 
-        Keys stay as they are, so plans name elements in the kernel's form: prefixes with their length, a single address bare (also as a value),
-        ranges ``a-b`` that are no prefix, marks as ``0xff00``, names with a star as ``mo.*``. Raises Permanent when the kernel refuses a chain.
+        Keys stay as they are, so plans name elements in the kernel's form: prefixes with their length, a single address bare (also as a
+        value), ranges ``a-b`` that are no prefix, marks as ``0xff00``, names with a star as ``mo.*``. Raises Permanent when the kernel
+        refuses a chain.
         """
         ...
 
