@@ -1,10 +1,10 @@
 """The order of steps: make before break, with one nft batch as the only switch. Pure.
 
 1. leave    of units that go as a whole: links, then class routes. Their traffic meets `unreachable` from here on.
-2. stage    sysctls, guards, terminal routes, policy rules. None of it moves a packet of the new plan until nft marks it.
+2. stage    guards and terminal routes, sysctls, policy rules. None of it moves a packet of the new plan until nft marks it.
 3. commit   all of nftables, with the marker.
 4. connect  links, addresses, WireGuard peers, then class routes; until then, traffic meets `unreachable`.
-5. remove   what is left over: class routes, peers, addresses, links, rules, guards and at last sysctls.
+5. remove   what is left over: class routes, peers, addresses, links, rules, sysctls and at last guards.
 
 A link that has to be made again takes its addresses, peers and routes with it: they are connected again after it.
 """
@@ -85,9 +85,9 @@ def _kind(item: Held) -> str:
     return item.layer
 
 
-_ARRIVE_RANK = ("sysctl", "guard", "rule", "link", "address", "wireguard", "class route")
+_ARRIVE_RANK = ("guard", "sysctl", "rule", "link", "address", "wireguard", "class route")
 _LEAVE_RANK = ("link", "class route", "wireguard", "address")
-_REMOVE_RANK = ("class route", "wireguard", "address", "link", "rule", "guard", "sysctl")
+_REMOVE_RANK = ("class route", "wireguard", "address", "link", "rule", "sysctl", "guard")
 
 
 def _ranked(changes: Sequence[Change], rank: tuple[str, ...]) -> tuple[Change, ...]:

@@ -67,10 +67,10 @@ def test_cold_start_repairs_only_what_differs() -> None:
 
 
 def test_steps_come_in_the_order_that_leaks_nothing() -> None:
-    """Sysctls, guards, rules; nft; links, addresses, peers; class routes at last."""
+    """Guards, sysctls, rules; nft; links, addresses, peers; class routes at last."""
     steps = order(changes({}, FIRST.objects()), FIRST.objects(), ())
     staged = [change.subject.layer for change in steps.stage]
-    assert staged == sorted(staged, key=("sysctl", "route", "rule").index)
+    assert staged == sorted(staged, key=("route", "sysctl", "rule").index)
     assert {change.subject.layer for change in steps.commit} == {"nft"}
     connected = [change.subject.layer for change in steps.connect]
     assert connected == sorted(connected, key=("link", "address", "wireguard", "route").index)
@@ -79,12 +79,12 @@ def test_steps_come_in_the_order_that_leaks_nothing() -> None:
 
 
 def test_what_goes_as_a_whole_leaves_links_first_and_guards_last() -> None:
-    """Links and class routes go before nft, rules and guards after it, sysctls at the very end."""
+    """Links and class routes go before nft, rules and sysctls after it, guards at the very end."""
     steps = order(changes(FIRST.objects(), {}), {}, FIRST.objects().keys())
     assert {change.subject.layer for change in steps.leave} == {"link", "route", "address", "wireguard"}
     assert steps.leave[0].subject.layer == "link"
     removed = [change.subject.layer for change in steps.remove]
-    assert removed == sorted(removed, key=("rule", "route", "sysctl").index)
+    assert removed == sorted(removed, key=("rule", "sysctl", "route").index)
 
 
 def test_a_link_made_again_gets_its_routes_and_addresses_back() -> None:
