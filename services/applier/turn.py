@@ -171,7 +171,10 @@ class Turn:
     def _units_of(self, key: str) -> set[str]:
         return self._owners.get(key) or {STRAY}
 
-    def _marker(self) -> Marker:
+    def _marker(self) -> Marker | None:
+        """What the kernel is to say that it holds; None, which leaves no trace, for a plan without units."""
+        if not self._target:
+            return None
         held = {name: unit for name, unit in self._target.items() if name not in self._failures}
         held.update({name: self._held[name] for name in self._failures if name in self._held})
         epoch, generation = self._stamp

@@ -14,7 +14,7 @@ from msgspec import Struct
 from schemas.codec import DecodeError
 from schemas.plan import HostPlan, UnitDiff, diff_units
 from schemas.status import ApplyReport, Refusal
-from schemas.topology import KINDS, Peering, Topology, decode_topology
+from schemas.topology import KINDS, Gateway, Node, Peering, Topology, decode_topology
 from services.planner.admit import Problem, admit, admit_removal
 from services.planner.allocate import Allocations, Exhausted, Rollout, advance, peering_id
 from services.planner.compile import Compiler
@@ -102,14 +102,18 @@ class Core:
         self.reports[HostId(report.cluster, report.host)] = report
 
     def steps(self) -> list[Step]:
-        """The plans that differ from what is published, after rollouts have moved as far as the reports allow."""
+        """The plans that differ from what is published, after rollouts have moved as far as the reports allow.
+
+        A host's first plan is one, even when there is nothing for it to hold: it answers for that, and is known not to be silent.
+        """
         self._advance_rollouts()
         found = []
         for host in sorted(self._dirty):
             plan = self._compiler.plan(host)
             before = self.published.get(host)
             diffs = diff_units(before.units if before else {}, plan.units)
-            if diffs or (before is not None and before.drift != plan.drift):
+            fresh = before is None and self.state.host(host) is not None
+            if diffs or fresh or (before is not None and before.drift != plan.drift):
                 found.append(Step(host, plan, diffs))
         self._dirty.clear()
         return found
@@ -149,7 +153,18 @@ class Core:
         if item != before:
             self._dirty |= self._compiler.refresh([part for part in (before, item) if part is not None])
         outcome.admitted.append(Admitted(ref, item, said))
+        if item is None and isinstance(before, Node | Gateway):
+            self._drop_key(HostId(before.cluster, before.name), said, outcome)
         return None
+
+    def _drop_key(self, host: HostId, said: Said, outcome: Outcome) -> None:
+        """A host's public key goes with the host: nobody else may delete it, and it would hold the cluster for ever."""
+        key = self.state.keys.get(host)
+        if key is not None:
+            self.state.remove(key.ref)
+            self.sequences[key.ref] = said.sequence
+            self._dirty |= self._compiler.refresh([key])
+            outcome.admitted.append(Admitted(key.ref, None, said))
 
     def _put(self, item: Topology) -> Problem | None:
         before = self.state.objects.get(item.ref)

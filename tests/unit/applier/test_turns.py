@@ -48,6 +48,16 @@ def test_applies_and_reports() -> None:
     assert host.marker.units == {unit_tag(UNIT): FIRST.digests()[UNIT]}
 
 
+def test_a_plan_without_units_leaves_no_trace() -> None:
+    """When the last unit goes, the marker goes with it."""
+    host = FakeHost()
+    one = applier(host)
+    one.apply(FIRST, 1, 1)
+    one.apply(HostPlan(FIRST.cluster, FIRST.host, {}), 1, 2)
+    assert host.objects == {}
+    assert host.marker is None
+
+
 def test_the_same_plan_again_writes_nothing() -> None:
     """A repeated plan makes no change, in memory or after a restart."""
     host = FakeHost()

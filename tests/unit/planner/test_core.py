@@ -12,7 +12,7 @@ from services.planner import layout
 from services.planner.allocate import Allocations, Rollout, advance
 from services.planner.core import Core, Said
 from services.planner.state import HostId
-from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, cluster, keys, node, peering, tell, two_clusters
+from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, cluster, gateway, keys, node, peering, tell, two_clusters
 
 UNIT = "peering/rome/rome-milan"
 
@@ -49,6 +49,26 @@ def test_nothing_new_publishes_nothing() -> None:
     assert publish(core) == set()
     tell(core, items, first=100)
     assert publish(core) == set()
+
+
+def test_a_host_without_anything_to_hold_gets_a_plan_once() -> None:
+    """Who has no peering yet is told so, and answers: it is known from one that is silent."""
+    core = Core()
+    tell(core, [cluster("rome"), node("worker-1", 1)])
+    assert publish(core) == {HostId("rome", "worker-1")}
+    assert core.published[HostId("rome", "worker-1")].units == {}
+    tell(core, [node("worker-1", 1)], first=10)
+    assert publish(core) == set()
+
+
+def test_a_removed_host_takes_its_key_along() -> None:
+    """A cluster can go when its hosts are gone: their keys, which only they may delete, do not hold it; nor does an old one come back."""
+    core = Core()
+    tell(core, [cluster("rome"), gateway("rome"), keys()[0]])
+    outcome = core.hear([Said(("gateway", "rome", "gateway"), b"", 10), Said(("cluster", "rome", "rome"), b"", 11)])
+    assert [entry.ref for entry in outcome.admitted] == ["Gateway/rome/gateway", "PublicKey/rome/gateway", "Cluster/rome/rome"]
+    assert not core.state.objects
+    assert not tell(core, [keys()[0]], first=3)
 
 
 def test_a_restored_core_publishes_nothing() -> None:
