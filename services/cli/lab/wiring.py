@@ -59,12 +59,13 @@ class Wiring:
         for name, host in wanted.hosts.items():
             if name not in made.hosts:
                 self._make_host(host)
-        for name, pod in wanted.pods.items():
-            if name not in made.pods:
-                self._make_pod(pod, wanted.hosts[pod.node])
+        # Routes before pods: a pod that comes back to its node is not to find the route by which the node followed it elsewhere.
         for name, host in wanted.hosts.items():
             if made.hosts[name] != host:
                 self._set_routes(made.hosts[name], host)
+        for name, pod in wanted.pods.items():
+            if name not in made.pods:
+                self._make_pod(pod, wanted.hosts[pod.node])
 
     def _make_host(self, host: Host) -> None:
         namespaces.remove([host.namespace])
