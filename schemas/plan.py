@@ -6,7 +6,7 @@ it lives in. Objects are values; equality is equality of what the kernel should 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -239,6 +239,35 @@ Unit = Mapping[str, Entry]
 """One connected piece of a plan, by object key: applied as a whole or not at all."""
 
 
+class SummedUnit(dict[str, Entry]):
+    """A unit that knows the sum of its entries' digests, so that a change costs what it touches. Not to be changed once it is shared."""
+
+    __slots__ = ("total",)
+
+    def __init__(self, entries: Mapping[str, Entry], total: int) -> None:
+        super().__init__(entries)
+        self.total = total % 2**128
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> SummedUnit:
+        found = {entry.key: entry for entry in entries}
+        return cls(found, sum(map(codec.digest, found.values())))
+
+    def changed(self, put: Iterable[Entry], drop: Iterable[str]) -> SummedUnit:
+        """A copy without the keys of `drop` and with the entries of `put`."""
+        result = SummedUnit(self, self.total)
+        for key in drop:
+            if (gone := result.pop(key, None)) is not None:
+                result.total -= codec.digest(gone)
+        for entry in put:
+            if (replaced := result.get(entry.key)) is not None:
+                result.total -= codec.digest(replaced)
+            result[entry.key] = entry
+            result.total += codec.digest(entry)
+        result.total %= 2**128
+        return result
+
+
 class HostPlan(Struct, frozen=True):
     """All units of one host, by unit name (``peering/rome/rome-milan``), and what its auditor does about drift.
 
@@ -260,12 +289,17 @@ class HostPlan(Struct, frozen=True):
         return tuple(sorted(found))
 
     def digests(self) -> dict[str, str]:
-        return {name: unit_digest(unit.values()) for name, unit in self.units.items()}
+        return {name: digest_of(unit) for name, unit in self.units.items()}
 
 
 def unit_digest(entries: Iterable[Entry]) -> str:
     """Digest of a set of entries, whatever their order: 32 hexadecimal digits, the sum of the entries' digests."""
     return f"{sum(codec.digest(entry) for entry in entries) % 2**128:032x}"
+
+
+def digest_of(unit: Unit) -> str:
+    """Digest of a unit, as ``unit_digest`` of its entries; at no cost where it is known."""
+    return f"{unit.total:032x}" if isinstance(unit, SummedUnit) else unit_digest(unit.values())
 
 
 class UnitDiff(Struct, frozen=True, omit_defaults=True):
@@ -324,29 +358,33 @@ def diff_units(old: Mapping[str, Unit], new: Mapping[str, Unit]) -> tuple[UnitDi
     found = []
     for name in sorted(old.keys() | new.keys()):
         before, after = old.get(name, {}), new.get(name, {})
-        put = tuple(entry for key, entry in sorted(after.items()) if before.get(key) != entry)
+        put = tuple(after[key] for key in sorted(_changed_keys(before, after)))
         drop = tuple(sorted(before.keys() - after.keys()))
         if put or drop or (name in old) != (name in new):
-            base = unit_digest(before.values()) if name in old else ""
-            target = unit_digest(after.values()) if name in new else ""
+            base = digest_of(before) if name in old else ""
+            target = digest_of(after) if name in new else ""
             found.append(UnitDiff(name, base, target, put, drop))
     return tuple(found)
+
+
+def _changed_keys(before: Unit, after: Unit) -> Iterator[str]:
+    # Most entries are the very same objects, and identity is the cheaper question.
+    return (key for key, entry in after.items() if (held := before.get(key)) is not entry and held != entry)
 
 
 def apply_diff(units: Mapping[str, Unit], diffs: Iterable[UnitDiff]) -> dict[str, Unit]:
     """Apply a difference; ValueError when a base or a target digest is not what is held."""
     result = dict(units)
     for step in diffs:
-        held = unit_digest(result[step.unit].values()) if step.unit in result else ""
+        held = digest_of(result[step.unit]) if step.unit in result else ""
         if held != step.base:
             msg = f"unit {step.unit}: the difference starts from {step.base or 'nothing'}, held is {held or 'nothing'}"
             raise ValueError(msg)
-        unit = dict(result.pop(step.unit, {}))
-        for key in step.drop:
-            unit.pop(key, None)
-        unit.update((entry.key, entry) for entry in step.put)
+        before = result.pop(step.unit, {})
+        unit = before if isinstance(before, SummedUnit) else SummedUnit.of(before.values())
+        unit = unit.changed(step.put, step.drop)
         if step.target:
-            if unit_digest(unit.values()) != step.target:
+            if digest_of(unit) != step.target:
                 msg = f"unit {step.unit}: the difference does not lead to {step.target}"
                 raise ValueError(msg)
             result[step.unit] = unit

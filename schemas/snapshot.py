@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 
 from schemas import codec
-from schemas.plan import Entry, HostPlan, SnapshotChunk, SnapshotHead
+from schemas.plan import Entry, HostPlan, SnapshotChunk, SnapshotHead, SummedUnit
 
 _ENTRIES_PER_CHUNK = 256
 
@@ -39,7 +39,7 @@ def join(head: SnapshotHead, chunks: Sequence[bytes]) -> HostPlan:
     for chunk in chunks:
         for name, entry in codec.decode(chunk, SnapshotChunk).entries:
             units[name][entry.key] = entry
-    return HostPlan(head.cluster, head.host, units, head.drift)
+    return HostPlan(head.cluster, head.host, {name: SummedUnit.of(unit.values()) for name, unit in units.items()}, head.drift)
 
 
 def _place(unit: str, key: str, count: int) -> int:

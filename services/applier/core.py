@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from schemas.plan import HostPlan, PlanObject, Unit, unit_digest
+from schemas.plan import HostPlan, PlanObject, Unit, digest_of
 from schemas.status import ApplyReport, Outcome, Timings, UnitReport
 from services.applier.steps import order
 from services.applier.turn import STRAY, Failure, Result, Turn
@@ -90,9 +90,9 @@ class Applier:
     def _report(self, plan: HostPlan, epoch: int, generation: int, timings: Timings, operations: int) -> ApplyReport:
         reports = []
         for name, unit in sorted(plan.units.items()):
-            wanted = unit_digest(unit.values())
+            wanted = digest_of(unit)
             failure = self.failures.get(name)
-            held = unit_digest(self._held[name].values()) if name in self._held else ""
+            held = digest_of(self._held[name]) if name in self._held else ""
             reports.append(UnitReport(name, held, wanted, _outcome(failure), _explain(failure)))
         if STRAY in self.failures:
             reports.append(UnitReport(STRAY, "", "", "degraded", _explain(self.failures[STRAY])))

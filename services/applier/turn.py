@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 from msgspec import Struct
 
-from schemas.plan import PlanObject, Unit, unit_digest
+from schemas.plan import PlanObject, Unit, digest_of
 from services.applier.flows import stale_flows, touches_nat
 from services.applier.steps import Steps, is_guard
 from services.kernel.port import Kernel
@@ -178,4 +178,4 @@ class Turn:
         held = {name: unit for name, unit in self._target.items() if name not in self._failures}
         held.update({name: self._held[name] for name in self._failures if name in self._held})
         epoch, generation = self._stamp
-        return Marker(epoch, generation, {unit_tag(name): unit_digest(unit.values()) for name, unit in held.items()})
+        return Marker(epoch, generation, {unit_tag(name): digest_of(unit) for name, unit in held.items()})

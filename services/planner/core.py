@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from schemas.codec import DecodeError
-from schemas.plan import HostPlan, UnitDiff, diff_units
+from schemas.plan import HostPlan, UnitDiff, diff_units, digest_of
 from schemas.status import ApplyReport, Refusal
 from schemas.topology import KINDS, Gateway, Node, Peering, Topology, decode_topology
 from services.planner.admit import Problem, admit, admit_removal
@@ -203,9 +203,12 @@ class Core:
         if plan is None or report is None or attachment.far_host not in self.state.keys:
             return False
         unit = unit_name(attachment)
-        wanted = self._compiler.plan(attachment.host)
-        held = {entry.unit: entry.held for entry in report.units}
-        return wanted.units.get(unit) == plan.units.get(unit) and bool(held.get(unit)) and held[unit] == plan.digests().get(unit)
+        wanted = self._compiler.plan(attachment.host).units.get(unit)
+        published = plan.units.get(unit)
+        if wanted is None or published is None:
+            return False
+        held = next((entry.held for entry in report.units if entry.unit == unit), "")
+        return held == digest_of(wanted) == digest_of(published)
 
 
 def settle_rollouts(state: State, allocations: Allocations) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from schemas.plan import Entry, HostPlan, PlanObject
+from schemas.plan import Entry, HostPlan, PlanObject, SummedUnit
 from schemas.topology import DriftPolicy, Gateway, Node, Pod, Topology
 from schemas.values import Name
 from services.planner.allocate import Allocations
@@ -24,7 +24,8 @@ class PartId(NamedTuple):
     source: str
 
 
-Part = dict[str, Entry]
+Part = SummedUnit
+"""The entries of a part, by key. No key stands in two parts of a unit."""
 
 
 def unit_name(attachment: Attachment) -> str:
@@ -38,6 +39,7 @@ class Compiler:
         self._state = state
         self._allocations = allocations
         self._parts: dict[HostId, dict[PartId, Part]] = {}
+        self._plans: dict[HostId, HostPlan] = {}
 
     def refresh(self, changed: Iterable[Topology]) -> set[HostId]:
         """Build again what these objects touch, in the state as it is now; returns the hosts concerned.
@@ -64,13 +66,23 @@ class Compiler:
             self._replace(host, _all_parts(self._state, self._allocations, host))
         for host in single.keys() - whole:
             self._update(host, single[host])
+        for host in whole | single.keys():
+            self._plans.pop(host, None)
         return whole | single.keys()
 
     def plan(self, host: HostId) -> HostPlan:
         """The host's plan as the last refresh left it; without units when it has none."""
-        units: dict[str, dict[str, Entry]] = {}
+        if host not in self._plans:
+            self._plans[host] = self._merged(host)
+        return self._plans[host]
+
+    def _merged(self, host: HostId) -> HostPlan:
+        entries: dict[str, dict[str, Entry]] = {}
+        totals: dict[str, int] = {}
         for part_id, part in self._parts.get(host, {}).items():
-            units.setdefault(part_id.unit, {}).update(part)
+            entries.setdefault(part_id.unit, {}).update(part)
+            totals[part_id.unit] = totals.get(part_id.unit, 0) + part.total
+        units = {name: SummedUnit(unit, totals[name]) for name, unit in entries.items()}
         cluster = self._state.clusters.get(host.cluster)
         return HostPlan(Name(host.cluster), Name(host.name), units, cluster.drift if cluster else DriftPolicy())
 
@@ -146,7 +158,7 @@ def _gateway_part(state: State, allocations: Allocations, attachment: Attachment
             return _entries(gateway.pod(state, allocations, item), because)
         case _ if source == "":
             return _entries(gateway.base(state, allocations, attachment), _because(state, attachment))
-    return {}
+    return SummedUnit({}, 0)
 
 
 def _because(state: State, attachment: Attachment, *more: Topology) -> tuple[str, ...]:
@@ -159,4 +171,4 @@ def _because(state: State, attachment: Attachment, *more: Topology) -> tuple[str
 
 def _entries(objects: Iterable[PlanObject], because: Iterable[str]) -> Part:
     refs = tuple(sorted(because))
-    return {item.key: Entry(item, refs) for item in objects}
+    return SummedUnit.of(Entry(item, refs) for item in objects)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas.plan import HostPlan, NftChain, PolicyRule, Route, VxlanLink, WireguardLink, diff_units
+from schemas.plan import HostPlan, NftChain, PolicyRule, Route, VxlanLink, WireguardLink, diff_units, digest_of, unit_digest
 from schemas.topology import Peering, Topology
 from schemas.values import Prefix
 from services.cli.render import plan_text
@@ -148,6 +148,8 @@ def test_following_changes_is_compiling_anew(history: list[tuple[Topology, bool]
         kept = core.published.get(host)
         anew = fresh.get(host)
         assert diff_units(kept.units if kept else {}, anew.units if anew else {}) == ()
+        for unit in kept.units.values() if kept else ():
+            assert digest_of(unit) == unit_digest(unit.values())
 
 
 def test_a_removed_peering_leaves_empty_plans() -> None:
