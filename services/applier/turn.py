@@ -58,11 +58,6 @@ class Turn:
         self._target = target
         self._stamp = stamp
         self._now = now
-        self._owners: dict[str, set[str]] = {}
-        for units in (held, target):
-            for name, unit in units.items():
-                for key in unit:
-                    self._owners.setdefault(key, set()).add(name)
         self._journal: list[Change] = []
         self._committed: list[Change] = []
         self._failures: dict[str, Failure] = {}
@@ -129,6 +124,8 @@ class Turn:
         self._committed.extend(batch)
 
     def _drop_stale_flows(self, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
         objects = {key: entry.object for unit in self._target.values() for key, entry in unit.items()}
         if touches_nat(changes, objects):
             dropped = self._kernel.drop_flows(stale_flows(changes, objects, self._kernel.flows()))
@@ -169,7 +166,8 @@ class Turn:
         return self._units_of(change.key) <= self._failures.keys()
 
     def _units_of(self, key: str) -> set[str]:
-        return self._owners.get(key) or {STRAY}
+        """The units, old or new, that hold the object."""
+        return {name for units in (self._held, self._target) for name, unit in units.items() if key in unit} or {STRAY}
 
     def _marker(self) -> Marker | None:
         """What the kernel is to say that it holds; None, which leaves no trace, for a plan without units."""
