@@ -2,8 +2,10 @@
 
 Owns the sysctls whose value it changed. The kernel keeps no owner for them, so the value from before the first change is kept in
 ``<state_dir>/sysctls.json``, written with fsync and rename *before* the change, and given back on removal; the file is all that is needed
-after a restart. A sysctl that had the wanted value already is never written and never owned. Fails with Permanent where /proc/sys is
-read-only (as in most containers) and names what to set outside; with Waiting where the interface that a name speaks of is not there yet.
+after a restart. A sysctl that had the wanted value already is never written and never owned. Turning forwarding on or off makes the
+kernel set other sysctls too (inet_forward_change in net/ipv4/devinet.c): what those were is kept and given back as well. Fails with
+Permanent where /proc/sys is read-only (as in most containers) and names what to set outside; with Waiting where the interface that a
+name speaks of is not there yet.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ from services.runtime.errors import MeshmarkError, Permanent, Waiting
 
 _PROC = Path("/proc/sys")
 _PER_LINK = ("conf", "neigh")
+_FORWARDING = "net/ipv4/ip_forward"
+_CONF = "net/ipv4/conf"
+_ALONG = " > "
+"""Between a sysctl and another one that the kernel sets along with it, in the names under which old values are kept."""
 
 
 class Sysctls:
@@ -33,7 +39,8 @@ class Sysctls:
 
     def read(self, wanted: Mapping[str, PlanObject]) -> dict[str, Sysctl]:
         """Wanted sysctls and those that we changed, as they are now; one that this kernel does not have is left out."""
-        names = {item.name for item in wanted.values() if isinstance(item, Sysctl)} | set(self._kept())
+        names = {item.name for item in wanted.values() if isinstance(item, Sysctl)}
+        names |= {name for name in self._kept() if _ALONG not in name}
         found = {}
         for name in sorted(names):
             value = self._value(name)
@@ -56,7 +63,7 @@ class Sysctls:
             return
         kept = self._kept()
         if wanted.name not in kept:
-            self._keep({**kept, wanted.name: held})
+            self._keep({**kept, wanted.name: held, **self._set_along(wanted.name, held)})
         self._write(wanted.name, wanted.value)
 
     def _give_back(self, name: str) -> None:
@@ -65,7 +72,20 @@ class Sysctls:
             return
         if self._value(name) not in (None, kept[name]):
             self._write(name, kept[name])
-        self._keep({other: value for other, value in kept.items() if other != name})
+        along = f"{name}{_ALONG}"
+        for other, value in kept.items():
+            if other.startswith(along) and self._value(other.removeprefix(along)) not in (None, value):
+                self._write(other.removeprefix(along), value)
+        self._keep({other: value for other, value in kept.items() if other != name and not other.startswith(along)})
+
+    def _set_along(self, name: str, held: str) -> dict[str, str]:
+        """What the kernel sets besides `name`, as it is now, where giving `name` its value `held` back would not lead there."""
+        if name != _FORWARDING:
+            return {}
+        left = {f"{_CONF}/{link.name}/forwarding": held for link in (self._proc / _CONF).glob("*") if link.name != "all"}
+        left[f"{_CONF}/all/accept_redirects"] = "1" if held == "0" else "0"
+        values = {other: self._value(other) for other in left}
+        return {f"{name}{_ALONG}{other}": value for other, value in sorted(values.items()) if value not in (None, left[other])}
 
     def _value(self, name: str) -> str | None:
         try:
