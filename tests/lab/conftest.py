@@ -42,9 +42,10 @@ from services.runtime.errors import MeshmarkError
 from services.runtime.settings import BrokerSettings
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "two-clusters.yaml"
-CHANGE_S = 30.0
+CHANGE_S = 60.0
 """A change, also one that makes namespaces and starts services, is in force within this time on a busy machine."""
 POLL_S = 0.05
+MARKER_TABLE = "meshmark.marker"
 ETH_P_ALL = 3
 OUTGOING = 4  # PACKET_OUTGOING of linux/if_packet.h
 
@@ -138,9 +139,9 @@ class Mesh:
     # Kernel --------------------------------------------------------------------------------------------------------------------------
 
     def own_state(self, host: str) -> list[str]:
-        """All that is meshmark's in a host's kernel, in words that do not change by themselves."""
+        """All that is meshmark's in a host's kernel, in words that do not change by themselves; so not the marker, which counts."""
         name = f"{PREFIX}{host}"
-        tables = [listing.table(name, "inet", table) for table in listing.own_tables(name)]
+        tables = [listing.table(name, "inet", table) for table in listing.own_tables(name) if table != MARKER_TABLE]
         return [*tables, *listing.own_rules(name), *listing.own_routes(name), *listing.own_links(name)]
 
     def state(self, host: str) -> dict[str, str]:
