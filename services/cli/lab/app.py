@@ -13,7 +13,6 @@ import msgspec
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from schemas.topology import Topology
 from services.cli.files import load
@@ -51,7 +50,7 @@ def up(
     folder, topology, console = Folder(state) if state else find_folder(None), load(file or []), Console(stderr=True)
     if detach:
         in_background(_supervise(folder, topology), Lines(console))
-        console.print(_HOW_TO_GO_ON.format(url=folder.url.read_text().strip(), folder=folder.path), highlight=False)
+        console.print(_HOW_TO_GO_ON.format(url=folder.url.read_text().strip(), folder=folder.path), highlight=False, soft_wrap=True)
     else:
         supervise(folder, topology, Lines(console))
     return 0
@@ -147,17 +146,14 @@ def print_checks(checks: list[Check]) -> None:
 
 
 def show_checks(console: Console, checks: list[Check]) -> None:
-    """A table of the checks and a line that sums them up."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("", "probe", "what was seen"):
-        table.add_column(title)
+    """One line per check, and one that sums them up."""
+    width = max((len(item.name) for item in checks), default=0)
     for item in checks:
-        table.add_row("[green]✓[/]" if item.ok else "[red]✗[/]", escape(item.name), escape(item.detail))
-    console.print(table, highlight=False)
+        mark = "[green]✓[/]" if item.ok else "[bold red]✗[/]"
+        console.print(f"{mark} {escape(item.name.ljust(width))}  [dim]{escape(item.detail)}[/]", highlight=False, soft_wrap=True)
     failed = sum(not item.ok for item in checks)
-    console.print(
-        f"[red]{failed} of {len(checks)} probes failed[/]" if failed else f"[green]all {len(checks)} probes passed[/]", highlight=False
-    )
+    words = f"[bold red]{failed} of {len(checks)} probes failed[/]" if failed else f"[green]all {len(checks)} probes passed[/]"
+    console.print(words if checks else "there are no two pods that the topology joins", highlight=False)
 
 
 def _supervise(folder: Folder, topology: list[Topology]) -> Callable[[Progress], None]:

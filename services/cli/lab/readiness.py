@@ -13,6 +13,7 @@ from services.cli.lab.probe import Check
 from services.runtime.errors import Permanent, Transient
 
 _AGAIN_S = 0.5
+_SAY_S = 1.0
 
 Say = Callable[[str], None]
 
@@ -36,10 +37,14 @@ async def get_ready(feed: Feed, wanted: Sequence[Topology], say: Say, timeout_s:
 
 async def until_in_force(feed: Feed, wanted: Sequence[Topology], say: Say) -> None:
     """Until `wanted` is admitted and every host reports its newest plan as applied; Permanent when one of `wanted` is refused."""
+    loop = asyncio.get_running_loop()
+    said_s = 0.0
     while missing := feed.board.missing(wanted):
         if refused := feed.board.refused(wanted):
             raise Permanent("; ".join(refused))
-        say(f"waiting: {missing[0]}{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}")
+        if loop.time() - said_s > _SAY_S:
+            said_s = loop.time()
+            say(f"waiting: {missing[0]}{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}")
         await feed.until(_without(missing[0], wanted))
 
 

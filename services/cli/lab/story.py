@@ -70,13 +70,14 @@ class Story:
         deadline = time.monotonic() + timeout_s
         started, ok = time.monotonic(), False
         trouble = ""
-        while not ok and time.monotonic() < deadline:
+        while True:
             try:
                 ok, trouble = bool(await asyncio.to_thread(holds)), ""
             except MeshmarkError as error:
                 trouble = str(error)
-            if not ok:
-                await asyncio.sleep(_POLL_S)
+            if ok or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_POLL_S)
         seen = str(detail())
         words = [seen, trouble, f"after {time.monotonic() - started:.1f} s"]
         self.check(name, ok, ", ".join(word for word in words if word))
