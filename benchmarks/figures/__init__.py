@@ -1,0 +1,12 @@
+"""The figures, one file each, in the order in which they run: pure ones first. A new figure is a file here and a line below."""
+
+from benchmarks.figures import compile_change, event_to_kernel, lab_start, memory, rules_per_gateway
+
+FIGURES = (
+    rules_per_gateway.FIGURE,
+    compile_change.FIGURE,
+    event_to_kernel.FIGURE,
+    memory.FIGURE,
+    lab_start.FIGURE,
+)
+"""The registry."""
