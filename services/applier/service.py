@@ -29,7 +29,7 @@ from services.kernel.events import EventSource
 from services.kernel.linux import LinuxKernel
 from services.kernel.port import Kernel
 from services.runtime.broker import Broker
-from services.runtime.errors import Conflict, MeshmarkError, Permanent, Transient, Waiting
+from services.runtime.errors import Conflict, MeshmarkError, Transient, Waiting
 from services.runtime.messages import Message
 from services.runtime.plans import Update, empty_plan, follow_plan
 from services.runtime.service import Context
@@ -117,7 +117,7 @@ class ApplierService:
                 self._applier.forget()
                 self._schedule_retry()
                 continue
-            await self._publish(report)
+            await self._broker.publish_surely(subjects.status(self._cluster, self._host), codec.encode(report))
             for message in messages:
                 await message.settle()
                 self._unacknowledged.remove(message)
@@ -166,14 +166,6 @@ class ApplierService:
             stored_s = min(cause.stored_s for cause in current.diff.causes)
             metrics.event_to_applied_seconds.observe(max(0.0, timings.connected_s - stored_s))
 
-    async def _publish(self, report: ApplyReport) -> None:
-        try:
-            await self._broker.publish(subjects.status(self._cluster, self._host), codec.encode(report))
-        except Permanent:
-            raise
-        except MeshmarkError as error:
-            _log.warning("report_lost", error=str(error))
-
     async def _publish_key(self, current: Update) -> None:
         """Publish the public key until the plan shows that the planner knows it."""
         links = [item for item in current.plan.objects().values() if isinstance(item, WireguardLink)]
@@ -185,7 +177,7 @@ class ApplierService:
         loop_time = asyncio.get_running_loop().time()
         if loop_time - self._key_published_s > _KEY_REPEAT_S or self._key_published_s == 0:
             item = PublicKey(name=Name(self._host), cluster=Name(self._cluster), key=key)
-            await self._broker.publish(subjects.topology("PublicKey", self._cluster, self._host), codec.encode(item))
+            await self._broker.publish_surely(subjects.topology("PublicKey", self._cluster, self._host), codec.encode(item))
             self._key_published_s = loop_time
             _log.info("public_key_published", key=key)
         if self._due_s is None:
@@ -209,7 +201,7 @@ class ApplierService:
 
         report = await self._in_thread(turn)
         self._measure(current, report)
-        await self._publish(report)
+        await self._broker.publish_surely(subjects.status(self._cluster, self._host), codec.encode(report))
         return codec.encode(report)
 
     async def _settle(self) -> bytes:

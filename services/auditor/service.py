@@ -126,10 +126,15 @@ class AuditorService:
     async def _has_held(self) -> bool:
         """True once this host has held a plan: until then, what is missing is still to come, and no drift."""
         if not self._held_before:
-            marker = await self._in_thread(self._kernel.marker)
-            report = await self._broker.last("STATUS", subjects.status(self._cluster, self._host))
-            self._held_before = marker is not None or report is not None
+            try:
+                marker = await self._in_thread(self._kernel.marker)
+                self._held_before = marker is not None or await self._has_reported()
+            except MeshmarkError as error:
+                _log.info("not_known_to_hold", error=str(error))
         return self._held_before
+
+    async def _has_reported(self) -> bool:
+        return await self._broker.last("STATUS", subjects.status(self._cluster, self._host)) is not None
 
     async def _audit(self, layers: tuple[DriftLayer, ...]) -> None:
         # The first to touch a layer since the last look: who repairs comes after who broke.
@@ -192,7 +197,7 @@ class AuditorService:
         for event in events:
             metrics.drift_events.labels(event.layer, event.state).inc()
             _log.warning("drift", state=event.state, layer=event.layer, key=event.key)
-            await self._broker.publish(subjects.drift(self._cluster, self._host, event.layer), codec.encode(event))
+            await self._broker.publish_surely(subjects.drift(self._cluster, self._host, event.layer), codec.encode(event))
         for layer in LAYERS:
             metrics.drift_open.labels(layer).set(self._ledger.open_by_layer(layer))
 

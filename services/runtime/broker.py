@@ -17,7 +17,7 @@ import structlog
 from services.runtime import consumer, events, jetstream
 from services.runtime.connection import Connection, Inbox
 from services.runtime.consumer import ConsumerSpec
-from services.runtime.errors import MeshmarkError, Permanent, Transient, Waiting
+from services.runtime.errors import MeshmarkError, OutcomeUnknown, Permanent, Transient, Waiting
 from services.runtime.jetstream import ApiError, StreamInfo
 from services.runtime.messages import Message
 from services.runtime.metrics import Metrics
@@ -33,6 +33,7 @@ MAX_BATCH = 1000
 _EXPECT = "Nats-Expected-Last-Subject-Sequence"
 _MESSAGE_ID = "Nats-Msg-Id"
 _NO_RESPONDERS = "503"
+_AGAIN_S = 0.5
 
 log = structlog.get_logger(__name__)
 
@@ -108,6 +109,23 @@ class Broker:
         if message_id is not None:
             wanted[_MESSAGE_ID] = message_id
         return await self._store(subject, data, wanted)
+
+    async def publish_surely(self, subject: str, data: bytes) -> None:
+        """Store one message, however long the broker is away; gives up only when `stop` is set. Permanent and Conflict are raised.
+
+        The message has an id, so that an answer that got lost does not store it twice.
+        """
+        message_id = uuid4().hex
+        while not self.stop.is_set():
+            try:
+                await self.publish(subject, data, message_id=message_id)
+            except (Transient, OutcomeUnknown, Waiting) as error:
+                log.warning("publish_waits", subject=subject, error=str(error))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_AGAIN_S):
+                        await self.stop.wait()
+            else:
+                return
 
     async def publish_batch(self, messages: Sequence[BatchMessage | tuple[str, bytes]]) -> int:
         """Store all of these messages in one stream, or none of them; returns the last one's sequence. 1 to 1000 messages.

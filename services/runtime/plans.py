@@ -6,6 +6,8 @@ reader whose plan is not what a difference starts from takes the snapshot instea
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import structlog
@@ -16,12 +18,13 @@ from schemas.plan import HostPlan, PlanDiff, SnapshotHead, apply_diff
 from schemas.values import Name
 from services.runtime.broker import Broker
 from services.runtime.deadletters import dead_letter
-from services.runtime.errors import Transient
+from services.runtime.errors import OutcomeUnknown, Transient, Waiting
 from services.runtime.messages import Message
 from services.runtime.retries import retrying
 
 PLAN_STREAM, SNAPSHOT_STREAM = "PLAN", "SNAPSHOT"
 _HEAD = "head"
+_AGAIN_S = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +62,7 @@ async def _fetch_once(broker: Broker, cluster: str, host: str) -> Update | None:
 
 async def follow_plan(broker: Broker, service: str, cluster: str, host: str) -> AsyncIterator[Update]:
     """The host's plan at start, if there is one, then again after every difference. The receiver acknowledges `message`."""
-    current = await fetch_plan(broker, cluster, host)
+    current = await _first(broker, cluster, host)
     if current is not None:
         yield current
     async for message in broker.consume(PLAN_STREAM, subjects.consumer(service, cluster, host), create=False):
@@ -69,15 +72,28 @@ async def follow_plan(broker: Broker, service: str, cluster: str, host: str) -> 
             await dead_letter(broker, service, message, str(error), cluster=cluster)
             await message.term("not a plan")
             continue
-        except Transient as error:
+        except (Transient, OutcomeUnknown, Waiting) as error:
             log.warning("plan_waits", error=str(error))
-            await message.nak(error.retry_after_s)
+            await message.nak(_AGAIN_S)
             continue
         if following is None:
             await message.settle()
             continue
         current = following
         yield current
+
+
+async def _first(broker: Broker, cluster: str, host: str) -> Update | None:
+    """The plan at start; a host may be up before any planner was, which makes the streams."""
+    while not broker.stop.is_set():
+        try:
+            return await fetch_plan(broker, cluster, host)
+        except (Waiting, Transient, OutcomeUnknown) as error:
+            log.info("plan_waits", error=str(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_AGAIN_S):
+                    await broker.stop.wait()
+    return None
 
 
 async def _next(broker: Broker, current: Update | None, message: Message, cluster: str, host: str) -> Update | None:
