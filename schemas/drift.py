@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.values import Name
+from schemas.values import Name, wire_name
 
 DriftState = Literal["raised", "changed", "contested", "resolved", "unknown"]
 DriftLayer = Literal["nft", "rule", "route"]
@@ -19,7 +19,7 @@ class Suspect(Struct, frozen=True, omit_defaults=True):
     name: str = ""
 
 
-class DriftEvent(Struct, frozen=True, omit_defaults=True, rename="camel"):
+class DriftEvent(Struct, frozen=True, omit_defaults=True, rename=wire_name):
     """One difference, from the moment it was seen until it is gone.
 
     `key` is the plan object's; a missing table stands for all that was in it. `wanted` and `found` are as the kernel lists them,

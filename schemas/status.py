@@ -6,11 +6,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.values import Name
+from schemas.values import Name, wire_name
 
 Outcome = Literal["applied", "degraded", "waiting"]
 
-_REPORT = {"frozen": True, "omit_defaults": True, "rename": "camel"}
+_REPORT = {"frozen": True, "omit_defaults": True, "rename": wire_name}
 
 
 class UnitReport(Struct, **_REPORT):

@@ -21,6 +21,12 @@ _LAST_PORT = 65535
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
+def wire_name(field: str) -> str:
+    """The name of a field in JSON: camelCase, and the unit of a time in full (``first_seen_s`` is ``firstSeenSeconds``)."""
+    head, *rest = (f"{field.removesuffix('_s')}_seconds" if field.endswith("_s") else field).split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
 class Text(str):
     """A string in canonical form; subclasses say of what.
 
