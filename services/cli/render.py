@@ -47,12 +47,12 @@ def _route(item: Route) -> str:
     table = "" if item.table == MAIN_TABLE else f" table {item.table}"
     metric = f" metric {item.metric}" if item.metric else ""
     hops = [f"{f'via {hop.via} ' if hop.via else ''}dev {hop.link}{' onlink' if hop.onlink else ''}" for hop in item.hops]
-    way = (
-        f" {hops[0]}"
-        if len(hops) == 1
-        else "".join(f" nexthop {text} weight {hop.weight}" for text, hop in zip(hops, item.hops, strict=True))
-    )
-    return f"route add {kind}{prefix}{way}{table}{metric} proto {OWN_PROTOCOL}"
+    if len(hops) == 1:
+        way, ways = f" {hops[0]}", ""
+    else:  # next hops come last, and for several `ip` does not find the scope by itself
+        way = "" if any(hop.via for hop in item.hops) or not item.hops else " scope link"
+        ways = "".join(f" nexthop {text} weight {hop.weight}" for text, hop in zip(hops, item.hops, strict=True))
+    return f"route add {kind}{prefix}{way}{table}{metric} proto {OWN_PROTOCOL}{ways}"
 
 
 def _rule(item: PolicyRule) -> str:
