@@ -27,14 +27,23 @@ class Number(Struct, frozen=True):
 
 
 class Rollout(Struct, frozen=True):
-    """How many of a peering's tunnels have devices (`present`) and how many carry traffic (`used`), counted from tunnel 0.
+    """How far a peering's tunnels are rolled out, counted from tunnel 0.
 
-    A tunnel carries traffic only while both ends have its device: devices come at both ends, are acknowledged, then the routes; routes
-    go at both ends, are acknowledged, then the devices.
+    `present` of them have a device at the first end, `joined` at the second end too, `used` carry traffic. A tunnel carries traffic only
+    while both ends have its device. The ends take turns because two WireGuard devices that greet each other at once both discard the
+    other's answer, and try again only after five seconds.
     """
 
     present: int
+    joined: int
     used: int
+
+    @classmethod
+    def complete(cls, tunnels: int) -> Rollout:
+        return cls(tunnels, tunnels, tunnels)
+
+
+NOTHING = Rollout.complete(0)
 
 
 class Exhausted(ValueError):
@@ -60,7 +69,7 @@ class Allocations:
         return self.numbers[host].number
 
     def rollout(self, peering: tuple[str, str]) -> Rollout:
-        return self.rollouts.get(peering, Rollout(0, 0))
+        return self.rollouts.get(peering, NOTHING)
 
     def set_rollout(self, peering: tuple[str, str], value: Rollout) -> None:
         if self.rollouts.get(peering) != value:
@@ -94,22 +103,23 @@ class Allocations:
         raise Exhausted(msg)
 
 
-def advance(current: Rollout, wanted: int, *, acknowledged: bool) -> Rollout:
+def advance(current: Rollout, wanted: int, *, first_holds: bool, both_hold: bool) -> Rollout:
     """The next step of a rollout towards `wanted` tunnels.
 
-    `acknowledged` says that both ends hold what the current step wants, with each other's keys. Devices are added at once and routes
-    removed at once; routes are added, and devices removed, only once the step before is acknowledged. From any state, repeated
-    acknowledged calls end at ``Rollout(wanted, wanted)``.
+    `first_holds` says that the first end holds what the current step wants, `both_hold` that both do, with each other's keys. Growing,
+    devices come at the first end, then at the second, then routes at both; shrinking, routes go at both ends, then devices. From any state,
+    repeated calls with both true end at ``Rollout.complete(wanted)``.
     """
-    if wanted < current.used:
-        return Rollout(current.present, wanted)
-    if wanted > current.present:
-        return Rollout(wanted, current.used)
-    if acknowledged:
-        if current.used < wanted:
-            return Rollout(current.present, wanted)
-        return Rollout(wanted, wanted)
-    return current
+    present, joined, used = current.present, current.joined, current.used
+    if wanted < used:
+        return Rollout(present, joined, wanted)
+    if wanted > present:
+        return Rollout(wanted, joined, used)
+    if wanted > joined:
+        return Rollout(present, wanted, used) if first_holds else current
+    if not both_hold:
+        return current
+    return Rollout(present, joined, wanted) if wanted > used else Rollout.complete(wanted)
 
 
 def peering_id(attachment: Attachment) -> tuple[str, str]:

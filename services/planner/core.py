@@ -16,7 +16,7 @@ from schemas.plan import HostPlan, UnitDiff, diff_units, digest_of
 from schemas.status import ApplyReport, Refusal
 from schemas.topology import KINDS, Gateway, Node, Peering, Topology, decode_topology
 from services.planner.admit import Problem, admit, admit_removal
-from services.planner.allocate import Allocations, Exhausted, Rollout, advance, peering_id
+from services.planner.allocate import NOTHING, Allocations, Exhausted, Rollout, advance, peering_id
 from services.planner.compile import Compiler
 from services.planner.compile.parts import unit_name
 from services.planner.state import Attachment, HostId, State
@@ -148,7 +148,7 @@ class Core:
         if item is None:
             self.state.remove(ref)
             if isinstance(before, Peering):
-                self.allocations.set_rollout((before.cluster, before.name), Rollout(0, 0))
+                self.allocations.set_rollout((before.cluster, before.name), NOTHING)
         self.sequences[ref] = said.sequence
         if item != before:
             self._dirty |= self._compiler.refresh([part for part in (before, item) if part is not None])
@@ -192,15 +192,17 @@ class Core:
         for item in [item for item in self.state.objects.values() if isinstance(item, Peering)]:
             attachments = (Attachment(item, 0), Attachment(item, 1))
             key = peering_id(attachments[0])
-            moved = advance(self.allocations.rollout(key), item.tunnels, acknowledged=all(map(self._in_sync, attachments)))
+            first, second = map(self._in_sync, attachments)
+            greeted = all(attachment.host in self.state.keys for attachment in attachments)
+            moved = advance(self.allocations.rollout(key), item.tunnels, first_holds=first, both_hold=first and second and greeted)
             if moved != self.allocations.rollout(key):
                 self.allocations.set_rollout(key, moved)
                 self._dirty |= self._compiler.refresh([item])
 
     def _in_sync(self, attachment: Attachment) -> bool:
-        """True when the end has its far end's key and holds the very unit that is published and still wanted."""
+        """True when the end holds the very unit that is published and still wanted."""
         plan, report = self.published.get(attachment.host), self.reports.get(attachment.host)
-        if plan is None or report is None or attachment.far_host not in self.state.keys:
+        if plan is None or report is None:
             return False
         unit = unit_name(attachment)
         wanted = self._compiler.plan(attachment.host).units.get(unit)
@@ -215,7 +217,7 @@ def settle_rollouts(state: State, allocations: Allocations) -> None:
     """Set every rollout to its end: what the plans are once all hosts have followed (for plans on paper)."""
     for item in state.objects.values():
         if isinstance(item, Peering):
-            allocations.set_rollout((item.cluster, item.name), Rollout(item.tunnels, item.tunnels))
+            allocations.set_rollout((item.cluster, item.name), Rollout.complete(item.tunnels))
 
 
 def _read(ref: str, said: Said) -> tuple[Topology | None, Problem | None]:

@@ -229,7 +229,7 @@ def _tunnels(state: State, allocations: Allocations, attachment: Attachment) -> 
     own, far = state.keys.get(attachment.host), state.keys.get(attachment.far_host)
     mtu = min(state.clusters[end.cluster].mtu for end in peering.ends) - layout.WIREGUARD_OVERHEAD_BYTES
     network = Prefix(layout.TUNNEL_NETWORK)
-    for index in range(rollout.present):
+    for index in range((rollout.present, rollout.joined)[attachment.place]):
         link = names.tunnel_link(index)
         yield WireguardLink(link, peering.port + index, mtu, own.key if own else None)
         yield LinkAddress(link, network.address(4 * index + 1 + attachment.place), 30)

@@ -150,12 +150,15 @@ def test_removal_waits_for_users() -> None:
 
 
 def test_tunnels_carry_traffic_once_both_ends_have_them() -> None:
-    """Devices first, at both ends; routes when both ends hold devices and each other's keys."""
+    """Devices at the first end, then at the second; routes when both hold devices and each other's keys."""
     core = Core()
     tell(core, two_clusters())
     publish(core)
-    assert tunnels(core.published[ROME_GATEWAY]) == (3, 0)
+    assert (tunnels(core.published[ROME_GATEWAY]), tunnels(core.published[MILAN_GATEWAY])) == ((3, 0), (0, 0))
     acknowledge(core, ROME_GATEWAY, MILAN_GATEWAY)
+    assert publish(core) == {MILAN_GATEWAY}
+    assert tunnels(core.published[MILAN_GATEWAY]) == (3, 0)
+    acknowledge(core, MILAN_GATEWAY)
     assert publish(core) == set()
     tell(core, keys(), first=60)
     assert publish(core) == {ROME_GATEWAY, MILAN_GATEWAY}
@@ -164,6 +167,17 @@ def test_tunnels_carry_traffic_once_both_ends_have_them() -> None:
     acknowledge(core, MILAN_GATEWAY)
     assert publish(core) == {ROME_GATEWAY, MILAN_GATEWAY}
     assert tunnels(core.published[ROME_GATEWAY]) == (3, 3)
+
+
+def test_a_new_tunnel_comes_at_one_end_first() -> None:
+    """Two devices never greet each other at once: the second end's comes when the first end holds its own."""
+    core = settled()
+    tell(core, [peering(4)], first=70)
+    assert publish(core) == {ROME_GATEWAY}
+    assert tunnels(core.published[ROME_GATEWAY]) == (4, 3)
+    acknowledge(core, ROME_GATEWAY)
+    assert publish(core) == {MILAN_GATEWAY}
+    assert tunnels(core.published[MILAN_GATEWAY]) == (4, 3)
 
 
 def test_a_removed_tunnel_loses_its_routes_first() -> None:
@@ -180,23 +194,22 @@ def test_a_removed_tunnel_loses_its_routes_first() -> None:
 def settled() -> Core:
     core = Core()
     tell(core, [*two_clusters(), *keys()])
-    publish(core)
-    acknowledge(core, ROME_GATEWAY, MILAN_GATEWAY)
-    publish(core)
-    acknowledge(core, ROME_GATEWAY, MILAN_GATEWAY)
-    assert tunnels(core.published[ROME_GATEWAY]) == (3, 3)
+    for _ in range(4):
+        publish(core)
+        acknowledge(core, ROME_GATEWAY, MILAN_GATEWAY)
+    assert tunnels(core.published[ROME_GATEWAY]) == tunnels(core.published[MILAN_GATEWAY]) == (3, 3)
     return core
 
 
 @pytest.mark.parametrize("wanted", range(1, 6))
-@pytest.mark.parametrize("start", [Rollout(0, 0), Rollout(3, 3), Rollout(3, 0), Rollout(5, 2)], ids=str)
+@pytest.mark.parametrize("start", [Rollout(0, 0, 0), Rollout(3, 3, 3), Rollout(3, 0, 0), Rollout(3, 3, 0), Rollout(5, 3, 2)], ids=str)
 def test_rollouts_end_where_they_should(start: Rollout, wanted: int) -> None:
     """From any state, acknowledged steps lead to the wanted number, and routes never outnumber devices on the way."""
     current = start
     for _ in range(6):
-        current = advance(current, wanted, acknowledged=True)
-        assert current.used <= current.present
-    assert current == Rollout(wanted, wanted)
+        current = advance(current, wanted, first_holds=True, both_hold=True)
+        assert current.used <= current.joined <= current.present
+    assert current == Rollout.complete(wanted)
 
 
 def test_numbers_stay_with_their_hosts() -> None:
@@ -225,7 +238,7 @@ def test_a_full_internal_prefix_refuses_by_name() -> None:
 def test_allocations_are_written_once() -> None:
     """Each allocation shows up among the changes once."""
     allocations = Allocations()
-    allocations.set_rollout(("rome", "x"), Rollout(1, 0))
+    allocations.set_rollout(("rome", "x"), Rollout(1, 0, 0))
     assert allocations.take_changes() == [("tunnels", "rome", "x")]
-    allocations.set_rollout(("rome", "x"), Rollout(1, 0))
+    allocations.set_rollout(("rome", "x"), Rollout(1, 0, 0))
     assert allocations.take_changes() == []
