@@ -11,6 +11,9 @@ from schemas.codec import DecodeError
 from schemas.topology import Topology, convert_topology
 from services.runtime.errors import Permanent
 
+# The one in C is twenty times as fast, where PyYAML was built with it.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 class FileError(Permanent):
     """A topology file cannot be read; the text names the file, the document and the field."""
@@ -40,7 +43,7 @@ def _documents(path: Path) -> list[object]:
         msg = f"{path}: {reason}"
         raise FileError(msg) from None
     try:
-        return [document for document in yaml.safe_load_all(text) if document is not None]
+        return [document for document in yaml.load_all(text, Loader=_LOADER) if document is not None]
     except yaml.YAMLError as error:
         msg = f"{path}: not valid YAML: {' '.join(str(error).split())}"
         raise FileError(msg) from None

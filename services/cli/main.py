@@ -14,6 +14,7 @@ from schemas.codec import DecodeError
 from services.cli import daemons, objects, plan, watch
 from services.cli.lab.app import lab
 from services.cli.output import EXIT_ERROR, console, errors, fail
+from services.runtime import logs
 from services.runtime.errors import MeshmarkError
 
 app = App(
@@ -31,6 +32,8 @@ app.register_install_completion_command()
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code."""
+    # What goes wrong is said in one line, and the standard output is the answer's: events are for services, which turn them on.
+    logs.configure("cli", "critical", "console")
     try:
         code = app(arguments)
     except (MeshmarkError, DecodeError) as error:

@@ -28,6 +28,7 @@ from services.cli.lab.processes import Child, Command
 from services.cli.lab.state import CURRENT, Folder, Record, claim, identify
 from services.cli.lab.teardown import sweep
 from services.cli.lab.wiring import Wiring
+from services.runtime import logs
 from services.runtime.errors import MeshmarkError, Transient
 
 _READY_S = 90.0
@@ -190,6 +191,7 @@ def supervise(folder: Folder, topology: Sequence[Topology], progress: Progress, 
         folder.make()
         if log is not None:
             redirect(log)
+        logs.configure("lab", "info", "console")
         failed = True
         try:
             asyncio.run(Supervisor(folder, topology, progress, services=services).run())
