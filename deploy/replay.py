@@ -34,6 +34,7 @@ CONTAINERFILE = CHECKOUT / "deploy" / "Containerfile"
 CACHE = CHECKOUT / ".cache" / "deploy"
 BASES = {"debian:12-slim": "bookworm"}
 VERBS = {"RUN", "COPY", "ENV", "USER", "WORKDIR", "ENTRYPOINT"}
+CHANGING = {"RUN", "COPY", "WORKDIR"}  # what changes files; a stage without any has its base's root
 NET_ADMIN = ("net_admin",)
 SCRATCH = ("/tmp", "/run", "/var/lib/meshmark")  # noqa: S108 - inside the root: what a container would lose with its end
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -187,6 +188,12 @@ def _build_stage(stage: Stage, stages: Mapping[str, Stage], cache: Path, done: d
         return done[stage.name]
     sources = {name: _build_stage(stages[name], stages, cache, done) for name in stage.sources}
     base = _build_stage(stages[stage.base], stages, cache, done) if stage.base in stages else _bootstrap(BASES[stage.base], cache)
+    if not any(step.verb in CHANGING for step in stage.steps):
+        image = base
+        for step in stage.steps:
+            image = _take(step, image, None, sources)
+        done[stage.name] = image
+        return image
     key = _stage_key(stage, base, sources)
     root = cache / f"{stage.name}-{key}"
     image = Image(root, key, base.environment, base.user, base.folder, base.entrypoint)
@@ -358,13 +365,15 @@ def command(
     environment: Mapping[str, str] | None = None,
     scratch: Sequence[str] = SCRATCH,
     mounts: Mapping[str, Path] | None = None,
+    init: bool = False,
 ) -> list[str]:
     """The command line that runs `arguments` in the image, as root of this machine.
 
     The program gets the image's environment and nothing else of the caller's, a mount and a process namespace of its own (all that it
     started ends with it), a writable /proc/sys, empty folders at `scratch`, this machine's files and folders (devices too) at `mounts`,
     and just the `capabilities`, without a way to others (None: all). `network` is a network namespace under /run/netns; without it, it
-    is the caller's.
+    is the caller's. The program is process 1 of its namespace, or with `init` the child of one that passes SIGTERM on and waits for the
+    ends of all processes, as an engine's does.
     """
     root = shlex.quote(str(image.root))
     lines = ["set -e", f"mount -t proc proc {root}/proc"]
@@ -378,9 +387,19 @@ def command(
         lines += [f"mount --bind {shlex.quote(str(source))} {target}"]
     variables = [f"{name}={value}" for name, value in {**image.environment, **(environment or {})}.items()]
     inner = ["env", "-i", "HOME=/root", *variables, *_limited(capabilities, image.user), *arguments]
-    lines += [f'exec chroot {root} /bin/sh -c \'cd "$0" && exec "$@"\' {shlex.join([image.folder, *inner])}']
+    program = f'chroot {root} /bin/sh -c \'cd "$0" && exec "$@"\' {shlex.join([image.folder, *inner])}'
+    lines += [f"{program} &", *_INIT] if init else [f"exec {program}"]
     own = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "/bin/sh", "-c", "\n".join(lines)]
     return ["nsenter", f"--net=/run/netns/{network}", *own] if network else own
+
+
+# The shell's wait ends early when a signal comes; whoever else ends is waited for by the shell itself.
+_INIT = (
+    "program=$!",
+    "trap 'kill -TERM $program' TERM",
+    "set +e",
+    "while :; do wait $program; code=$?; kill -0 $program 2>/dev/null || exit $code; done",
+)
 
 
 def _limited(capabilities: Sequence[str] | None, user: str) -> list[str]:
