@@ -29,6 +29,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     # What services would log into a terminal is not what was asked for.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    _keep_bytecode()
     figures = _chosen(arguments.only)
     before = report.read(arguments.compare) if arguments.compare else None
     started, began = datetime.now(UTC), time.monotonic()
@@ -69,6 +70,15 @@ def _measure(figures: Sequence[Figure], *, as_json: bool) -> tuple[list[Result],
             print(report.line(item) if as_json else f"{report.table([item])}\n{report.details(item)}\n", flush=True)
         results += found
     return results, failed
+
+
+def _keep_bytecode() -> None:
+    """Let the services that figures start find their modules compiled, as an installation has them, also where the caller forbids it.
+
+    Without that, every process compiles every module anew, which doubles the processor time of a start.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(_ROOT / ".cache" / "bytecode"))
 
 
 def _chosen(names: Sequence[str]) -> list[Figure]:

@@ -46,7 +46,7 @@ def pods(nodes: int, each: int, *, node_length: int, roaming: int) -> Iterator[P
 def planner(objects: list[Topology], tunnels: int) -> Core:
     """A planner that has admitted `objects` earlier, rolled all tunnels out and not published anything."""
     core = Core()
-    core.allocations.set_rollout(PEERING, Rollout(tunnels, tunnels))
+    core.allocations.set_rollout(PEERING, Rollout.complete(tunnels))
     core.restore([(item, 1) for item in objects], {}, {})
     return core
 
