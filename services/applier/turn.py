@@ -116,6 +116,8 @@ class Turn:
 
     def _commit_batch(self, batch: list[Change]) -> None:
         marker = self._marker()
+        if not batch and not self._held and self._kernel.marker() == marker:
+            return  # a restart with nothing new leaves the kernel, and who listens to it, alone
         try:
             self._kernel.commit(batch, marker)
         except OutcomeUnknown:

@@ -67,6 +67,14 @@ def test_the_same_plan_again_writes_nothing() -> None:
     assert applier(host).apply(FIRST, 1, 1).operations == 0
 
 
+def test_cold_start_with_nothing_new_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the marker is written again: who listens to nftables hears nothing of a restart."""
+    host = FakeHost()
+    applier(host).apply(FIRST, 1, 1)
+    monkeypatch.setattr(FakeKernel, "commit", lambda *_: pytest.fail("there is nothing to commit"))
+    assert applier(host).apply(FIRST, 1, 1).outcome == "applied"
+
+
 def test_cold_start_repairs_only_what_differs() -> None:
     """After a restart only what somebody changed meanwhile is written again."""
     host = FakeHost()
