@@ -28,6 +28,7 @@ from schemas.plan import HostPlan
 from schemas.topology import Gateway, Node, Peering, Pod, PublicKey, Topology
 from services.cli.files import load
 from services.cli.lab import listing, namespaces, probe, traffic
+from services.cli.lab.crew import host_view
 from services.cli.lab.expected import Walk, expected
 from services.cli.lab.feed import Feed
 from services.cli.lab.layout import PREFIX, UNDERLAY, layout
@@ -56,6 +57,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ordered = sorted((items[index] for index in places), key=lambda item: "mesh" in getattr(item, "fixturenames", ()))
     for index, item in zip(places, ordered, strict=True):
         items[index] = item
+
+
+async def eventually(
+    condition: Callable[[], Any], what: str, seen: Callable[[], object] = lambda: "", *, timeout_s: float = CHANGE_S
+) -> None:
+    """Wait until `condition` holds (it may be a coroutine function); fail with `what` and what `seen` says then."""
+    deadline = time.monotonic() + timeout_s
+    trouble = ""
+    while True:
+        try:
+            found = condition()
+            if inspect.isawaitable(found):
+                found = await found
+            trouble = ""
+        except MeshmarkError as error:
+            found, trouble = False, str(error)
+        if found:
+            return
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout_s:g} s: {what} {seen() or ''} {trouble}".strip())
+        await asyncio.sleep(POLL_S)
 
 
 class Packet(NamedTuple):
@@ -94,6 +116,11 @@ class Mesh:
     def run(self, host: str, *argv: str) -> str:
         """What a command prints on a host or in a pod; Permanent with its complaint when it fails."""
         return listing.run(f"{PREFIX}{host}", *argv)
+
+    def run_in_view(self, host: str, *argv: str) -> str:
+        """The same with the host's /run/wireguard, as ``wg`` wants it for devices in userspace."""
+        command = [*host_view(self.folder, f"{PREFIX}{host}"), *argv]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def meshmark(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run the command ``meshmark`` on the machine; it finds the lab by itself."""
@@ -172,6 +199,8 @@ class Live:
     def objects(self) -> dict[str, Topology]:
         """What is admitted, by ``Kind/cluster/name``."""
         return self.feed.board.objects
+
+    eventually = staticmethod(eventually)
 
     # Saying --------------------------------------------------------------------------------------------------------------------------
 
@@ -304,27 +333,6 @@ class Live:
     def _missing(self) -> object:
         refusals = [f"{item.kind}/{item.cluster}/{item.name}: {item.reason}" for item in self.feed.board.refusals[-3:]]
         return {"missing": self.feed.board.missing(()), "refused lately": refusals, "admitted": sorted(self.objects)}
-
-
-async def eventually(
-    condition: Callable[[], Any], what: str, seen: Callable[[], object] = lambda: "", *, timeout_s: float = CHANGE_S
-) -> None:
-    """Wait until `condition` holds (it may be a coroutine function); fail with `what` and what `seen` says then."""
-    deadline = time.monotonic() + timeout_s
-    trouble = ""
-    while True:
-        try:
-            found = condition()
-            if inspect.isawaitable(found):
-                found = await found
-            trouble = ""
-        except MeshmarkError as error:
-            found, trouble = False, str(error)
-        if found:
-            return
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout_s:g} s: {what} {seen() or ''} {trouble}".strip())
-        await asyncio.sleep(POLL_S)
 
 
 @pytest.fixture(scope="session")

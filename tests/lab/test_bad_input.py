@@ -98,10 +98,19 @@ async def unmoved(live) -> AsyncIterator[None]:
 
 async def goes_on(live) -> None:
     """A good event right after is admitted, and takes the place of the bad one."""
-    await live.publish(live.mesh.object(PEERING))
-    async with live.broker() as broker:
+    peering = live.mesh.object(PEERING)
+    spoken = (peering.kind, peering.cluster, peering.name)
+    async with live.broker() as broker, live.broker("reader") as reader:
         for kind, cluster, name in (("node", "rome", NODE["name"]), ("node", "rome", WILD_NAME), ("node", "genoa", NODE["name"])):
             await broker.publish(subjects.topology(kind, cluster, name), b"")
+        sequence = await broker.publish(subjects.topology(*spoken), codec.encode(peering))
+
+        async def admitted() -> bool:
+            last = await reader.last("STATE", subjects.state(*spoken))
+            return last is not None and last.headers["Meshmark-Sequence"] == str(sequence)
+
+        await live.eventually(admitted, "what is good is admitted")
+    await live.settled()
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -179,6 +188,17 @@ async def test_a_subject_that_names_no_object_is_a_dead_letter(mesh, live, event
     assert (found.subject, found.payload) == (spoken, payload)
     assert "names no object" in found.reason
     assert "<kind>.<cluster>.<name>" in found.reason
+
+
+async def test_a_bare_wildcard_as_a_name_is_refused(mesh, live):
+    """NATS lets a client publish on a subject that ends in `*`; it is refused as a name like any other that is none."""
+    after = len(live.board.refusals)
+    async with unmoved(live), live.broker() as broker:
+        await broker.publish(f"{subjects.TOPOLOGY}.node.rome.*", json.dumps({**NODE, "name": "*"}).encode())
+        refusal = await live.refusal("Node/rome/*", after)
+    assert refusal.field == "$.name"
+    assert "'*' is not a name" in refusal.reason
+    await goes_on(live)
 
 
 async def test_three_megabytes_are_too_much(mesh, live, tmp_path: Path):
