@@ -8,40 +8,39 @@ from __future__ import annotations
 
 import errno
 import socket
-import struct
 from collections.abc import Mapping
+
+from pyroute2.netlink.rtnl import RTM_GETADDR
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 
 from schemas.plan import LinkAddress
 from schemas.values import Address
 from services.kernel.failures import mapped, unreadable
 from services.kernel.links import Device
-from services.kernel.netlink import CREATE, REPLACE, NetlinkError, NetlinkSocket, attribute, attributes
+from services.kernel.netlink import NetlinkError
+from services.kernel.pyroute import Connection
 from services.kernel.transaction import Change
 from services.runtime.errors import Conflict, Permanent, Waiting
-
-_NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
-_INFO = struct.Struct("=BBBBI")
-_ADDRESS, _LOCAL = 1, 2
 
 
 class Addresses:
     """IPv4 addresses of the devices given with each call."""
 
-    def __init__(self, netlink: NetlinkSocket) -> None:
+    def __init__(self, netlink: Connection) -> None:
         self._netlink = netlink
 
     def read(self, devices: Mapping[str, Device]) -> dict[str, LinkAddress]:
         names = {device.index: device.name for device in devices.values() if device.is_own}
         try:
-            bodies = self._netlink.dump(_GETADDR, _INFO.pack(socket.AF_INET, 0, 0, 0, 0))
-        except OSError as error:
+            messages = self._netlink.dump(_ipv4, RTM_GETADDR)
+        except NetlinkError as error:
             raise unreadable(error, "addresses") from error
         found = {}
-        for body in filter(None, bodies):
-            _, length, _, _, index = _INFO.unpack_from(body)
-            values = attributes(body, _INFO.size)
+        for message in messages:
+            index = message.field("index")
             if index in names:
-                item = LinkAddress(names[index], Address(socket.inet_ntoa(values.get(_LOCAL, values[_ADDRESS]))), length)
+                address = message.text("IFA_LOCAL") or message.text("IFA_ADDRESS")
+                item = LinkAddress(names[index], Address(address), message.field("prefixlen"))
                 found[item.key] = item
         return found
 
@@ -58,11 +57,15 @@ class Addresses:
                 raise Waiting(msg, f"link {item.link}")
             msg = f"{change.key}: link {item.link} is not ours"
             raise Conflict(msg)
-        packed = socket.inet_aton(item.address)
-        body = _INFO.pack(socket.AF_INET, item.length, 0, 0, device.index) + attribute(_LOCAL, packed) + attribute(_ADDRESS, packed)
-        kind, flags = (_DELADDR, 0) if change.new is None else (_NEWADDR, CREATE | REPLACE)
+        verb = "del" if change.new is None else "replace"
         try:
-            self._netlink.request(kind, body, flags)
+            self._netlink.call("addr", verb, index=device.index, address=item.address, local=item.address, prefixlen=item.length)
         except NetlinkError as error:
             if change.new is not None or error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):
                 raise mapped(error, f"{change.verb} {change.key}", f"link {item.link}") from error
+
+
+def _ipv4() -> ifaddrmsg:
+    message = ifaddrmsg()
+    message["family"] = socket.AF_INET
+    return message

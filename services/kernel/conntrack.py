@@ -8,48 +8,44 @@ from __future__ import annotations
 
 import errno
 import socket
-import struct
 from collections.abc import Iterable, Iterator
+
+from pyroute2.conntrack import AsyncConntrack
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_CTNETLINK
+from pyroute2.netlink.nfnetlink.nfctsocket import IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_NEW, NFCTAttrTuple, nfct_msg
 
 from schemas.values import Address
 from services.kernel.failures import mapped, unreadable
-from services.kernel.netlink import BE16, NETLINK_NETFILTER, U8, Attributes, NetlinkError, NetlinkSocket, attribute, attributes, nested
+from services.kernel.netlink import NetlinkError
 from services.kernel.port import Flow
+from services.kernel.pyroute import Connection, Library, Message, choosing
 
-_GET, _DELETE = 0x101, 0x102
-_NFGEN = struct.Struct("=BBH")
-_ORIGINAL, _REPLY, _ZONE = 1, 2, 18
-_IP, _PROTO = 1, 2
-_SOURCE, _DESTINATION = 1, 2
-_NUMBER, _SOURCE_PORT, _DESTINATION_PORT, _ICMP_ID, _ICMP_TYPE, _ICMP_CODE = 1, 2, 3, 4, 5, 6
+_NEW, _GET = (NFNL_SUBSYS_CTNETLINK << 8 | kind for kind in (IPCTNL_MSG_CT_NEW, IPCTNL_MSG_CT_GET))
 _ABSENT = (errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)
-_ICMP = 1
+_ENTRY = choosing(nfct_msg, ("CTA_TUPLE_ORIG", "CTA_TUPLE_REPLY", "CTA_ZONE"))
 
 
 class Conntrack:
     """The connection-tracking table of the namespace."""
 
-    def __init__(self) -> None:
-        self._netlink = NetlinkSocket(NETLINK_NETFILTER)
+    def __init__(self, library: Library) -> None:
+        self._netlink = Connection(library, _socket)
 
     def flows(self) -> Iterator[Flow]:
         try:
-            bodies = self._netlink.dump(_GET, _NFGEN.pack(socket.AF_INET, 0, 0))
-        except OSError as error:
+            messages = self._netlink.dump(_ipv4, _GET)
+        except NetlinkError as error:
             if error.errno in _ABSENT:
                 return
             raise unreadable(error, "connection tracking") from error
-        yield from (flow for body in bodies if (flow := _decode(body)) is not None)
+        yield from (flow for message in messages if (flow := _decode(message)) is not None)
 
     def drop(self, flows: Iterable[Flow]) -> int:
         return sum(self._drop(flow) for flow in flows)
 
-    def close(self) -> None:
-        self._netlink.close()
-
     def _drop(self, flow: Flow) -> bool:
         try:
-            self._netlink.request(_DELETE, _NFGEN.pack(socket.AF_INET, 0, 0) + _original(flow))
+            self._netlink.call("entry", "del", tuple_orig=_original(flow), zone=flow.zone or None)
         except NetlinkError as error:
             if error.errno == errno.ENOENT:
                 return False
@@ -57,44 +53,44 @@ class Conntrack:
         return True
 
 
-def _original(flow: Flow) -> bytes:
-    addresses = nested(_IP, attribute(_SOURCE, socket.inet_aton(flow.source)), attribute(_DESTINATION, socket.inet_aton(flow.destination)))
-    number = attribute(_NUMBER, U8.pack(flow.protocol))
-    if flow.protocol == _ICMP:
+def _socket() -> AsyncConntrack:
+    made = AsyncConntrack(nfgen_family=socket.AF_INET, ext_ack=True)
+    made.register_policy(_NEW, _ENTRY)
+    return made
+
+
+def _ipv4() -> nfct_msg:
+    message = nfct_msg()
+    message["nfgen_family"] = socket.AF_INET
+    return message
+
+
+def _original(flow: Flow) -> NFCTAttrTuple:
+    ends = {"saddr": flow.source, "daddr": flow.destination, "proto": flow.protocol}
+    if flow.protocol == socket.IPPROTO_ICMP:
         # An ICMP entry's identifier stands in the source port, its type and code in the destination port.
         kind, code = flow.destination_port >> 8, flow.destination_port & 0xFF
-        ports = (
-            attribute(_ICMP_ID, BE16.pack(flow.source_port)) + attribute(_ICMP_TYPE, U8.pack(kind)) + attribute(_ICMP_CODE, U8.pack(code))
-        )
-    else:
-        ports = attribute(_SOURCE_PORT, BE16.pack(flow.source_port)) + attribute(_DESTINATION_PORT, BE16.pack(flow.destination_port))
-    zone = attribute(_ZONE, BE16.pack(flow.zone)) if flow.zone else b""
-    return nested(_ORIGINAL, addresses, nested(_PROTO, number, ports)) + zone
+        return NFCTAttrTuple(**ends, icmp_id=flow.source_port, icmp_type=kind, icmp_code=code)
+    return NFCTAttrTuple(**ends, sport=flow.source_port, dport=flow.destination_port)
 
 
-def _decode(body: bytes) -> Flow | None:
-    found = attributes(body, _NFGEN.size)
-    original, reply = attributes(found.get(_ORIGINAL, b"")), attributes(found.get(_REPLY, b""))
+def _decode(message: Message) -> Flow | None:
+    original = message.inner("CTA_TUPLE_ORIG")
     source, destination = _addresses(original)
-    reply_source, reply_destination = _addresses(reply)
+    reply_source, reply_destination = _addresses(message.inner("CTA_TUPLE_REPLY"))
     if not (source and destination and reply_source and reply_destination):
         return None
-    proto = attributes(original.get(_PROTO, b""))
-    protocol = proto[_NUMBER][0]
-    if protocol == _ICMP:
-        ports = _port(proto, _ICMP_ID), proto.get(_ICMP_TYPE, b"\0")[0] << 8 | proto.get(_ICMP_CODE, b"\0")[0]
+    proto = original.inner("CTA_TUPLE_PROTO")
+    protocol = proto.number("CTA_PROTO_NUM")
+    if protocol == socket.IPPROTO_ICMP:
+        ports = proto.number("CTA_PROTO_ICMP_ID"), proto.number("CTA_PROTO_ICMP_TYPE") << 8 | proto.number("CTA_PROTO_ICMP_CODE")
     else:
-        ports = _port(proto, _SOURCE_PORT), _port(proto, _DESTINATION_PORT)
-    zone = BE16.unpack(found[_ZONE])[0] if _ZONE in found else 0
-    return Flow(protocol, source, destination, reply_source, reply_destination, *ports, zone)
+        ports = proto.number("CTA_PROTO_SRC_PORT"), proto.number("CTA_PROTO_DST_PORT")
+    return Flow(protocol, source, destination, reply_source, reply_destination, *ports, message.number("CTA_ZONE"))
 
 
-def _addresses(direction: Attributes) -> tuple[Address | None, Address | None]:
-    found = attributes(direction.get(_IP, b""))
-    if _SOURCE not in found or _DESTINATION not in found:
-        return None, None
-    return Address(socket.inet_ntoa(found[_SOURCE])), Address(socket.inet_ntoa(found[_DESTINATION]))
-
-
-def _port(proto: Attributes, kind: int) -> int:
-    return int(BE16.unpack(proto[kind])[0]) if kind in proto else 0
+def _addresses(direction: Message) -> tuple[Address | None, Address | None]:
+    """Both ends of a direction; None where it is not of IPv4."""
+    ends = direction.inner("CTA_TUPLE_IP")
+    source, destination = ends.text("CTA_IP_V4_SRC"), ends.text("CTA_IP_V4_DST")
+    return Address(source) if source else None, Address(destination) if destination else None

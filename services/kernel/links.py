@@ -11,43 +11,44 @@ again after it. A device that is down, learns, or is of another kind is `Listed`
 from __future__ import annotations
 
 import errno
-import socket
-import struct
 
 from msgspec import Struct
+from pyroute2.iproute.linux import AsyncIPRoute
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.ifinfmsg.plugins.vxlan import vxlan
 
 from schemas.plan import OWN_ALIAS, VxlanLink
 from schemas.values import Address, Mac
 from services.kernel.failures import mapped, unreadable
-from services.kernel.netlink import (
-    BE16,
-    CREATE,
-    EXCL,
-    U8,
-    U32,
-    Attributes,
-    NetlinkError,
-    NetlinkSocket,
-    attribute,
-    attributes,
-    nested,
-    number_of,
-    text_attribute,
-    text_of,
-)
+from services.kernel.netlink import NetlinkError
+from services.kernel.pyroute import Connection, Library, Message, choosing
 from services.kernel.transaction import Change, Held, Listed
 from services.runtime.errors import Conflict
 
-_NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
-_INFO = struct.Struct("=BxHiII")
 _UP = 0x1
-_ADDRESS, _IFNAME, _MTU, _LINKINFO, _IFALIAS = 1, 3, 4, 18, 20
-_INFO_KIND, _INFO_DATA = 1, 2
-_VXLAN_ID, _VXLAN_REMOTE, _VXLAN_LOCAL, _VXLAN_LEARNING, _VXLAN_PORT = 1, 2, 4, 7, 15
+_VXLAN = choosing(vxlan, ("IFLA_VXLAN_ID", "IFLA_VXLAN_GROUP", "IFLA_VXLAN_LOCAL", "IFLA_VXLAN_LEARNING", "IFLA_VXLAN_PORT"))
+_LINK_INFO = choosing(ifinfmsg.ifinfo, ("IFLA_INFO_KIND", "IFLA_INFO_DATA"), data_map={"vxlan": _VXLAN})
+_LINK = choosing(ifinfmsg, ("IFLA_ADDRESS", "IFLA_IFNAME", "IFLA_MTU", "IFLA_LINKINFO", "IFLA_IFALIAS"), ifinfo=_LINK_INFO)
+
+
+def rtnetlink(library: Library) -> Connection:
+    """The socket for links and addresses."""
+
+    def make() -> AsyncIPRoute:
+        made = AsyncIPRoute(ext_ack=True)
+        made.register_policy(RTM_NEWLINK, _LINK)
+        return made
+
+    async def bind(made: AsyncIPRoute) -> None:
+        # A port that holds our process's number says in events whose change it was; 0: no multicast groups.
+        await made.bind(groups=0)
+
+    return Connection(library, make, bind)
 
 
 class Device(Struct, frozen=True):
-    """A link of any owner, as the kernel tells it. `data` are the attributes of its kind."""
+    """A link of any owner, as the kernel tells it. `vxlan` is a VXLAN device as a plan would say it; None where none can."""
 
     index: int
     name: str
@@ -55,8 +56,7 @@ class Device(Struct, frozen=True):
     alias: str
     up: bool
     mtu: int
-    mac: str
-    data: Attributes
+    vxlan: VxlanLink | None = None
 
     @property
     def is_own(self) -> bool:
@@ -66,20 +66,20 @@ class Device(Struct, frozen=True):
 class Links:
     """All devices by name, and the VXLAN devices of ours."""
 
-    def __init__(self, netlink: NetlinkSocket) -> None:
+    def __init__(self, netlink: Connection) -> None:
         self._netlink = netlink
 
     def devices(self) -> dict[str, Device]:
         """Every link of the namespace by name."""
         try:
-            found = self._netlink.dump(_GETLINK, _INFO.pack(socket.AF_UNSPEC, 0, 0, 0, 0))
-        except OSError as error:
+            found = self._netlink.dump(ifinfmsg, RTM_GETLINK)
+        except NetlinkError as error:
             raise unreadable(error, "links") from error
-        return {device.name: device for device in map(_decode, filter(None, found))}
+        return {device.name: device for device in map(_decode, found)}
 
     def device(self, name: str) -> Device | None:
         try:
-            found = self._netlink.ask(_GETLINK, _INFO.pack(0, 0, 0, 0, 0) + text_attribute(_IFNAME, name))
+            found = self._netlink.call("link", "get", ifname=name)
         except NetlinkError as error:
             if error.errno == errno.ENODEV:
                 return None
@@ -99,7 +99,7 @@ class Links:
         if device is None or not device.is_own:
             return
         try:
-            self._netlink.request(_DELLINK, _INFO.pack(0, 0, device.index, 0, 0))
+            self._netlink.call("link", "del", index=device.index)
         except NetlinkError as error:
             if error.errno != errno.ENODEV:
                 raise mapped(error, f"remove link {name}") from error
@@ -111,13 +111,13 @@ class Links:
             msg = f"link {name} went away while it was being made"
             raise Conflict(msg)
         if not device.is_own:
-            self._set(device, text_attribute(_IFALIAS, OWN_ALIAS))
-        if mac and device.mac != mac:
-            self._set(device, attribute(_ADDRESS, bytes.fromhex(mac.replace(":", ""))))
+            self._set(device, ifalias=OWN_ALIAS)
+        if mac and (device.vxlan is None or device.vxlan.mac != mac):
+            self._set(device, address=mac)
         if device.mtu != mtu:
-            self._set(device, attribute(_MTU, U32.pack(mtu)))
+            self._set(device, mtu=mtu)
         if not device.up:
-            self._set(device, b"", _UP)
+            self._set(device, state="up")
 
     def _put(self, wanted: VxlanLink) -> None:
         device = self.device(wanted.name)
@@ -135,27 +135,21 @@ class Links:
         self.finish(wanted.name, wanted.mtu, wanted.mac)
 
     def _create(self, wanted: VxlanLink) -> None:
-        body = (
-            _INFO.pack(0, 0, 0, 0, 0)
-            + text_attribute(_IFNAME, wanted.name)
-            + attribute(_ADDRESS, bytes.fromhex(wanted.mac.replace(":", "")))
-            + attribute(_MTU, U32.pack(wanted.mtu))
-            + _vxlan_info(wanted)
-        )
+        fixed = {"ifname": wanted.name, "address": wanted.mac, "mtu": wanted.mtu, "vxlan_port": wanted.port}
         try:
-            self._netlink.request(_NEWLINK, body, CREATE | EXCL)
+            self._netlink.call("link", "add", **fixed, **_changeable(wanted))
         except NetlinkError as error:
             raise mapped(error, f"make link {wanted.name} (VXLAN {wanted.vni} to {wanted.remote})") from error
 
     def _move_ends(self, device: Device, wanted: VxlanLink) -> None:
-        held = _vxlan(device)
+        held = device.vxlan
         if held is None or (held.local, held.remote) == (wanted.local, wanted.remote):
             return
-        self._set(device, _vxlan_info(wanted, with_port=False))  # the kernel refuses to be told the port again
+        self._set(device, **_changeable(wanted))
 
-    def _set(self, device: Device, body: bytes, flags: int = 0) -> None:
+    def _set(self, device: Device, **values: object) -> None:
         try:
-            self._netlink.request(_NEWLINK, _INFO.pack(0, 0, device.index, flags, flags) + body)
+            self._netlink.call("link", "set", index=device.index, **values)
         except NetlinkError as error:
             raise mapped(error, f"change link {device.name}", f"link {device.name}") from error
 
@@ -164,56 +158,42 @@ def held_vxlan(device: Device) -> Held | None:
     """An own device of this driver as a plan object, or as `Listed` when no plan can ask for it; None for another driver's."""
     if device.kind != "vxlan":
         return None
-    link = _vxlan(device)
     key = f"link {device.name}"
     if not device.up:
         return Listed("link", key, "down")
-    return link or Listed("link", key, "a VXLAN device that learns, or without IPv4 ends")
-
-
-def _vxlan(device: Device) -> VxlanLink | None:
-    data = device.data
-    if _VXLAN_LOCAL not in data or _VXLAN_REMOTE not in data or number_of(data.get(_VXLAN_LEARNING, b"")):
-        return None
-    local, remote = (Address(socket.inet_ntoa(data[kind])) for kind in (_VXLAN_LOCAL, _VXLAN_REMOTE))
-    port = BE16.unpack(data[_VXLAN_PORT])[0]
-    return VxlanLink(device.name, number_of(data[_VXLAN_ID]), local, remote, Mac(device.mac), device.mtu, port)
+    return device.vxlan or Listed("link", key, "a VXLAN device that learns, or without IPv4 ends")
 
 
 def _is_adoptable(device: Device, wanted: VxlanLink) -> bool:
     """True for a device that can become what is wanted in place: ours, or a half-made one that nobody else can have meant."""
-    held = _vxlan(device)
+    held = device.vxlan
     if held is None or (held.vni, held.port) != (wanted.vni, wanted.port):
         return False
     return device.is_own or (held == wanted and not device.up and not device.alias)
 
 
-def _vxlan_info(wanted: VxlanLink, *, with_port: bool = True) -> bytes:
-    return nested(
-        _LINKINFO,
-        text_attribute(_INFO_KIND, "vxlan"),
-        nested(
-            _INFO_DATA,
-            attribute(_VXLAN_ID, U32.pack(wanted.vni)),
-            attribute(_VXLAN_LOCAL, socket.inet_aton(wanted.local)),
-            attribute(_VXLAN_REMOTE, socket.inet_aton(wanted.remote)),
-            attribute(_VXLAN_LEARNING, U8.pack(0)),
-            attribute(_VXLAN_PORT, BE16.pack(wanted.port)) if with_port else b"",
-        ),
-    )
+def _changeable(wanted: VxlanLink) -> dict[str, object]:
+    """What may be told to a device that is there; the kernel refuses to be told the port again."""
+    return {
+        "kind": "vxlan",
+        "vxlan_id": wanted.vni,
+        "vxlan_local": wanted.local,
+        "vxlan_group": wanted.remote,
+        "vxlan_learning": 0,
+    }
 
 
-def _decode(body: bytes) -> Device:
-    _, _, index, flags, _ = _INFO.unpack_from(body)
-    found = attributes(body, _INFO.size)
-    info = attributes(found.get(_LINKINFO, b""))
-    return Device(
-        index,
-        text_of(found.get(_IFNAME, b"")),
-        text_of(info.get(_INFO_KIND, b"")),
-        text_of(found.get(_IFALIAS, b"")),
-        bool(flags & _UP),
-        number_of(found.get(_MTU, b"")),
-        found.get(_ADDRESS, b"").hex(":"),
-        attributes(info.get(_INFO_DATA, b"")),
-    )
+def _decode(message: Message) -> Device:
+    info = message.inner("IFLA_LINKINFO")
+    name, kind, mtu = message.text("IFLA_IFNAME"), info.text("IFLA_INFO_KIND"), message.number("IFLA_MTU")
+    # The library takes every link's address for six bytes, which is right for this kind.
+    made = _vxlan(info.inner("IFLA_INFO_DATA"), name, message.text("IFLA_ADDRESS"), mtu) if kind == "vxlan" else None
+    return Device(message.field("index"), name, kind, message.text("IFLA_IFALIAS"), bool(message.field("flags") & _UP), mtu, made)
+
+
+def _vxlan(data: Message, name: str, mac: str, mtu: int) -> VxlanLink | None:
+    local, remote = data.text("IFLA_VXLAN_LOCAL"), data.text("IFLA_VXLAN_GROUP")
+    if not local or not remote or data.number("IFLA_VXLAN_LEARNING"):
+        return None
+    vni, port = data.number("IFLA_VXLAN_ID"), data.number("IFLA_VXLAN_PORT")
+    return VxlanLink(name, vni, Address(local), Address(remote), Mac(mac), mtu, port)

@@ -29,11 +29,12 @@ from schemas.status import Capabilities
 from schemas.values import Key
 from services.kernel.addresses import Addresses
 from services.kernel.conntrack import Conntrack
-from services.kernel.links import Device, Links, held_vxlan
+from services.kernel.links import Device, Links, held_vxlan, rtnetlink
 from services.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
 from services.kernel.nft.engine import LibNftables, NftEngine
 from services.kernel.nft.reference import Reference
 from services.kernel.port import ALL_LAYERS, Flow
+from services.kernel.pyroute import Library
 from services.kernel.routes import Routes
 from services.kernel.rules import Rules
 from services.kernel.sysctls import Sysctls, normal
@@ -51,16 +52,18 @@ class LinuxKernel:
 
     def __init__(self, state_dir: Path) -> None:
         self._netlink = NetlinkSocket(NETLINK_ROUTE)
-        self._conntrack = Conntrack()
+        self._library = Library()
+        links = rtnetlink(self._library)
+        self._conntrack = Conntrack(self._library)
         self._engine: NftEngine = LibNftables()
         self._reference = Reference(LibNftables)
-        self._links = Links(self._netlink)
-        self._addresses = Addresses(self._netlink)
+        self._links = Links(links)
+        self._addresses = Addresses(links)
         self._routes = Routes(self._netlink)
         self._rules = Rules(self._netlink)
         self._sysctls = Sysctls(state_dir)
         self._keys = KeyFile(state_dir)
-        self._module = KernelModule(self._netlink)
+        self._module = KernelModule(self._library, links)
         userspace = Userspace(lambda name: self._links.device(name) is not None)
         preferred = "wireguard" if self._module.is_available() else "tun" if userspace.is_available() else ""
         self._wireguard = Wireguard(self._links, self._keys, {"wireguard": self._module, "tun": userspace}, preferred)
@@ -137,8 +140,7 @@ class LinuxKernel:
 
     def close(self) -> None:
         self._engine.close()
-        self._module.close()
-        self._conntrack.close()
+        self._library.close()
         self._netlink.close()
 
     def _devices_of(self, change: Change) -> dict[str, Device]:

@@ -1,8 +1,8 @@
 """Netlink: sockets, messages and attributes, as bytes.
 
-Owns a socket in the network namespace of the thread that made it. One codec serves rtnetlink, nfnetlink and generic netlink: a library
-for these cost 60 times the kernel's own time on bulk routes and rules. Requests carry a sequence number, dumps are repeated while the
-kernel says that they were disturbed. Fails with NetlinkError, which carries the errno and the kernel's own words where it gives some.
+Owns a socket in the network namespace of the thread that made it. For what comes in bulk: routes, rules and events, on which pyroute2
+(``pyroute``, for the rest) costs 60 times the kernel's own time. Requests carry a sequence number, dumps are repeated while the kernel
+says that they were disturbed. Fails with NetlinkError, which carries the errno and the kernel's own words where it gives some.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Iterator
 
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
-NETLINK_GENERIC = 16
 
 REQUEST = 0x1
 ACK = 0x4
@@ -31,7 +30,6 @@ _ACK_TLVS = 0x200
 _NOOP, _ERROR, _DONE = 1, 2, 3
 _SOL_NETLINK, _EXT_ACK, _CAP_ACK, _STRICT_CHECK = 270, 11, 10, 12
 _EXT_ACK_TEXT = 1
-_NESTED = 0x8000
 _TYPE_MASK = 0x3FFF
 _TIMEOUT_S = 10.0
 _BUFFER_BYTES = 1 << 20
@@ -39,8 +37,8 @@ _DUMP_TRIES = 8
 
 HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
-U8, U16, U32 = struct.Struct("=B"), struct.Struct("=H"), struct.Struct("=I")
-BE16, BE32 = struct.Struct(">H"), struct.Struct(">I")
+U8, U32 = struct.Struct("=B"), struct.Struct("=I")
+BE32 = struct.Struct(">I")
 Attributes = dict[int, bytes]
 
 
@@ -73,11 +71,6 @@ class NetlinkSocket:
         sequence = self._send(kind, body, REQUEST | ACK | flags)
         for _ in self._answers(sequence):
             pass
-
-    def ask(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
-        """Send one message and return the bodies that answer it."""
-        sequence = self._send(kind, body, REQUEST | ACK | flags)
-        return [payload for _, payload in self._answers(sequence)]
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """All objects of a table as bodies, from one undisturbed pass."""
@@ -162,26 +155,20 @@ def attribute(kind: int, value: bytes) -> bytes:
     return _ATTRIBUTE.pack(length, kind) + value + b"\0" * (-length % 4)
 
 
-def nested(kind: int, *members: bytes) -> bytes:
-    return attribute(kind | _NESTED, b"".join(members))
-
-
 def text_attribute(kind: int, value: str) -> bytes:
     return attribute(kind, value.encode() + b"\0")
 
 
-def attribute_list(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Kind and value of each attribute from `offset` on."""
+def attributes(data: bytes, offset: int = 0) -> Attributes:
+    """The value of each kind of attribute from `offset` on."""
+    found = {}
     while offset + _ATTRIBUTE.size <= len(data):
         length, kind = _ATTRIBUTE.unpack_from(data, offset)
         if length < _ATTRIBUTE.size:
-            return
-        yield kind & _TYPE_MASK, data[offset + _ATTRIBUTE.size : offset + length]
+            break
+        found[kind & _TYPE_MASK] = data[offset + _ATTRIBUTE.size : offset + length]
         offset += (length + 3) & ~3
-
-
-def attributes(data: bytes, offset: int = 0) -> Attributes:
-    return dict(attribute_list(data, offset))
+    return found
 
 
 def text_of(value: bytes) -> str:

@@ -9,7 +9,7 @@ import pytest
 from schemas.plan import NftTable, Sysctl
 from services.kernel.failures import mapped
 from services.kernel.fake import FakeHost, FakeKernel
-from services.kernel.netlink import NetlinkError, attribute, attributes, message, messages, nested
+from services.kernel.netlink import NetlinkError, attribute, attributes, message, messages
 from services.kernel.transaction import Change, Listed, ListedChain, unit_tag
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient, Waiting
 
@@ -42,7 +42,7 @@ def test_every_errno_is_mapped_with_the_kernel_s_words() -> None:
 
 
 def test_attributes_survive_a_round_trip() -> None:
-    body = attribute(1, b"abc") + nested(2, attribute(3, b"\1"))
+    body = attribute(1, b"abc") + attribute(2, attribute(3, b"\1"))
     [(kind, _, sequence, payload)] = list(messages(message(16, body, 0, 7)))
     assert (kind, sequence) == (16, 7)
     found = attributes(payload)

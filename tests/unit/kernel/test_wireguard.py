@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import base64
-import struct
 
 import pytest
+from pyroute2.netlink.generic.wireguard import AsyncWireGuard, wgmsg
 
 from schemas.plan import WireguardPeer
 from schemas.values import Endpoint, Key, Prefix
 from services.kernel.curve25519 import clamped, multiply, new_private_key, public_key
-from services.kernel.netlink import attribute, nested
+from services.kernel.pyroute import Message
 from services.kernel.transaction import Change
 from services.kernel.uapi import decode_device, encode_changes
 from services.kernel.wireguard import held_peer, peer_change, raw_key, sorted_prefixes
 from services.kernel.wireguard_device import PeerChange, PeerState
 from services.kernel.wireguard_kernel import decode_device as decode_netlink
-from services.kernel.wireguard_kernel import encode_peer
+from services.kernel.wireguard_kernel import peer_messages
 
 KEY = public_key(bytes(range(32)))
 PEER = WireguardPeer("mt.0", Key(KEY), Endpoint("192.0.2.1:51840"), (Prefix("10.1.0.0/16"),), 25)
@@ -97,22 +97,31 @@ def test_a_device_without_a_key_has_none() -> None:
     assert decode_device(f"private_key={'00' * 32}\nerrno=0\n\n").private_key == b""
 
 
+def over_the_wire(part: dict[str, object], *attributes: list[object]) -> Message:
+    """A change of one peer as bytes, and read again as if the kernel had sent it."""
+    sent = wgmsg()
+    sent["attrs"] += attributes
+    AsyncWireGuard()._wg_set_peer(sent, part)
+    sent.encode()
+    received = wgmsg(sent.data)
+    received.decode()
+    return Message(received)
+
+
 def test_netlink_peers_go_over_several_messages() -> None:
     """A peer with many AllowedIPs replaces with the first message and adds with the others."""
     many = frozenset(f"10.{number // 256}.{number % 256}.0/24" for number in range(1200))
-    parts = encode_peer(PeerChange(raw_key(KEY), allowed_ips=many))
-    assert len(parts) == 3
-    bodies = [bytes(4) + nested(8, nested(0, part)) for part in parts]
-    assert decode_netlink(bodies).peers[raw_key(KEY)].allowed_ips == many
+    parts = peer_messages(PeerChange(raw_key(KEY), allowed_ips=many))
+    assert [part.get("replace_allowed_ips", False) for part in parts] == [True, False, False]
+    assert decode_netlink([over_the_wire(part) for part in parts]).peers[raw_key(KEY)].allowed_ips == many
 
 
 def test_netlink_devices_are_decoded() -> None:
-    endpoint = struct.pack("=H", 2) + struct.pack(">H", 51840) + bytes((192, 0, 2, 1)) + bytes(8)
-    peer = attribute(1, b"\2" * 32) + attribute(4, endpoint) + attribute(5, struct.pack("=H", 25)) + attribute(6, struct.pack("=qq", 7, 0))
-    body = bytes(4) + attribute(3, b"\1" * 32) + attribute(6, struct.pack("=H", 51840)) + nested(8, nested(0, peer))
-    device = decode_netlink([body])
+    endpoint, head = "192.0.2.1:51840", (["WGDEVICE_A_PRIVATE_KEY", base64.b64encode(b"\1" * 32)], ["WGDEVICE_A_LISTEN_PORT", 51840])
+    [part] = peer_messages(PeerChange(b"\2" * 32, endpoint=endpoint, keepalive_seconds=25))
+    device = decode_netlink([over_the_wire(part, *head)])
     assert (device.private_key, device.listen_port) == (b"\1" * 32, 51840)
-    assert device.peers == {b"\2" * 32: PeerState("192.0.2.1:51840", frozenset(), 25, 7.0)}
+    assert device.peers == {b"\2" * 32: PeerState(endpoint, frozenset(), 25, 0.0)}
 
 
 def test_a_held_peer_is_told_nothing() -> None:
