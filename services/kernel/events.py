@@ -5,8 +5,8 @@ say that a layer is to be read, and who was seen changing it. After a restart th
 lost when the kernel's buffer or the queue here runs over; that is said by an event with `overrun`, after which all layers are to be read.
 
 nftables names the committing process (NEWGEN), once for each transaction; transactions that touch no own table are left out. rtnetlink
-carries the sender's port, which is the process's number for its first socket: a suspicion, no proof. A link that goes down takes its IPv4
-routes along without a message: an event of layer ``link`` concerns routes too.
+carries the sender's port, which is the process's number for its first socket, and holds it for sockets of libnl and pyroute2: a suspicion,
+no proof. A link that goes down takes its IPv4 routes along without a message: an event of layer ``link`` concerns routes too.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _BUFFER_BYTES = 64 << 20
 _DATAGRAM_BYTES = 1 << 18
 _QUEUE = 4096
 _PID_MAX = 1 << 22
+_CHOSEN_PORTS = 1 << 31
 
 
 class KernelEvent(Struct, frozen=True):
@@ -142,7 +143,8 @@ def route_events(data: bytes) -> Iterator[KernelEvent]:
     for kind, sender, _ in messages_with_sender(data):
         if kind in _ROUTE_LAYERS:
             layer, verb = _ROUTE_LAYERS[kind]
-            pid = sender if sender < _PID_MAX else 0
+            # Ports that the kernel chose have the first bit; those of libnl and pyroute2 count their process's sockets above its number.
+            pid = sender % _PID_MAX if sender < _CHOSEN_PORTS else 0
             yield KernelEvent(layer, pid, process_name(pid), kind=verb)
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from schemas.plan import LinkAddress, PlanObject, WireguardLink, WireguardPeer
-from schemas.values import Address, Endpoint, Prefix
+from schemas.plan import LinkAddress, PlanObject, VxlanLink, WireguardLink, WireguardPeer
+from schemas.values import Address, Endpoint, Mac, Prefix
+from services.kernel.events import listening, route_events
+from services.kernel.netlink import NETLINK_ROUTE
 from services.kernel.port import Flow
 from services.kernel.transaction import Change
 from services.kernel.uapi import socket_path
@@ -159,3 +165,73 @@ def test_a_thousand_routes_are_read_in_one_pass(machine: LinuxMachine) -> None:
     machine.run(f"ip -batch - <<'END'\n{lines}\nEND")
     found = machine.kernel.read({}, ["route"])
     assert len(found) == 500
+
+
+def test_a_kernel_stays_in_the_namespace_of_the_thread_that_made_it(machine: LinuxMachine) -> None:
+    """Called from this thread, which is in another network namespace, it still reads and writes the machine's links."""
+    item = VxlanLink(overlay(machine.tag, 7), 7, Address("127.0.0.1"), Address("127.0.0.2"), Mac("02:00:00:00:00:07"), 1400)
+    kernel = machine.kernel._target  # type: ignore[attr-defined]
+    kernel.write(Change(None, item))
+    assert kernel.read({}, ["link"]) == {item.key: item}
+    assert item.name in machine.run("ip -o link")
+
+
+def test_a_change_of_ours_names_this_process(machine: LinuxMachine) -> None:
+    """The port of the socket for links and addresses holds the process's number."""
+    link = VxlanLink(overlay(machine.tag, 8), 8, Address("127.0.0.1"), Address("127.0.0.2"), Mac("02:00:00:00:00:08"), 1400)
+    machine.kernel.write(Change(None, link))
+    with closing(machine._thread.submit(listening, NETLINK_ROUTE, (5,), 1 << 16).result(10)) as listener:  # RTNLGRP_IPV4_IFADDR
+        machine.kernel.write(Change(None, LinkAddress(link.name, Address("10.4.0.1"), 32)))
+        [event] = route_events(listener.recv(1 << 16))
+    assert (event.layer, event.pid) == ("address", os.getpid())
+
+
+def test_a_thousand_flows_are_read(machine: LinuxMachine) -> None:
+    """Bulk: every entry of the dump is there."""
+    machine.run(TRACKED)
+    ports = range(10_000, 11_000)
+    machine._thread.submit(send, *ports).result(10)
+    assert {flow.destination_port for flow in machine.kernel.flows()} >= set(ports)
+
+
+def test_equal_flows_of_two_zones_go_one_by_one(machine: LinuxMachine) -> None:
+    """The zone tells them apart, in what is read and in what is deleted."""
+    for zone in (1, 2):
+        machine.run(f"nft 'add table ip z; flush table ip z; {TRACKED_BY.format('raw', f'ct zone set {zone}')}'")
+        machine._thread.submit(send, 9001, source=9000).result(10)
+    first, second = sorted(flows(machine, socket.IPPROTO_UDP, 9001), key=lambda flow: flow.zone)
+    assert (first.zone, second.zone) == (1, 2)
+    assert replace(first, zone=0) == replace(second, zone=0)
+    assert machine.kernel.drop_flows([second]) == 1
+    assert flows(machine, socket.IPPROTO_UDP, 9001) == [first]
+
+
+def test_an_icmp_flow_is_read_and_dropped(machine: LinuxMachine) -> None:
+    """Its identifier stands in the source port, its type and code in the destination port."""
+    machine.run(TRACKED)
+
+    def echo() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as sender:
+            sender.sendto(struct.pack(">BBHHH", 8, 0, 0xF7FF - 0x1234 - 1, 0x1234, 1), ("127.0.0.1", 0))
+
+    machine._thread.submit(echo).result(10)
+    [found] = flows(machine, socket.IPPROTO_ICMP, 8 << 8)
+    assert found.source_port == 0x1234
+    assert machine.kernel.drop_flows([found]) == 1
+    assert flows(machine, socket.IPPROTO_ICMP, 8 << 8) == []
+
+
+TRACKED_BY = "add chain ip z c {{ type filter hook output priority {0}; }}; add rule ip z c {1}"
+TRACKED = f"nft 'add table ip z; {TRACKED_BY.format('filter', 'ct state new accept')}'"
+
+
+def flows(machine: LinuxMachine, protocol: int, port: int) -> list[Flow]:
+    return [flow for flow in machine.kernel.flows() if (flow.protocol, flow.destination_port) == (protocol, port)]
+
+
+def send(*targets: int, source: int = 0) -> None:
+    """A datagram to each of these ports of this network namespace, to sockets that nobody has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.bind(("127.0.0.1", source))
+        for target in targets:
+            sender.sendto(b"x", ("127.0.0.1", target))
