@@ -25,6 +25,7 @@ _QUIET = (
     ("ipv4/conf/all/send_redirects", "0"),
     ("ipv4/conf/default/send_redirects", "0"),
 )
+_ROUTER_MAC = "02:4d:00:00:00:01"
 _FORWARD = ("ipv4/ip_forward", "1")
 _NO_FORWARD = ("ipv4/ip_forward", "0")
 
@@ -42,7 +43,8 @@ class Wiring:
         namespaces.script(
             [
                 "link set lo up",
-                "link add br0 type bridge stp_state 0 forward_delay 0",
+                # An address of its own: else it is the lowest of the ports' and changes under the hosts' feet as hosts come and go.
+                f"link add br0 address {_ROUTER_MAC} type bridge stp_state 0 forward_delay 0",
                 f"address add {ROUTER}/32 dev br0",
                 "link set br0 up",
             ],
