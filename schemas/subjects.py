@@ -31,8 +31,15 @@ def token(name: str) -> str:
 
 
 def untoken(text: str) -> str:
-    """The name behind a token; bytes that are not UTF-8 are replaced."""
-    return "" if text == "%" else unquote_to_bytes(text).decode(errors="replace")
+    """The name behind a token; ValueError when no name is encoded so.
+
+    Only one token stands for a name. Other spellings of it (``%70ublickey``) would pass permissions that are written for the one.
+    """
+    name = "" if text == "%" else unquote_to_bytes(text).decode(errors="replace")
+    if token(name) != text:
+        msg = f"{text!r} is not how meshmark writes {name!r} in a subject; write {token(name)!r}"
+        raise ValueError(msg)
+    return name
 
 
 def topology(kind: str, cluster: str, name: str) -> str:
@@ -85,7 +92,7 @@ def consumer(service: str, cluster: str, host: str) -> str:
 
 
 def parse(subject: str) -> Subject:
-    """Split a subject into its stream prefix (``mesh.topology``) and its decoded tokens."""
+    """Split a subject into its stream prefix (``mesh.topology``) and its decoded tokens; ValueError when a token is none of ours."""
     words = subject.split(".")
     return Subject(".".join(words[:2]), tuple(untoken(word) for word in words[2:]))
 

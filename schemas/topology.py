@@ -16,7 +16,8 @@ from schemas.values import Address, Endpoint, Key, Name, Prefix
 
 Uplink = Annotated[Name, Meta(extra_json_schema={"default": "eth0"})]
 Port = Annotated[int, Meta(ge=1, le=65535)]
-Layer = Literal["nft", "rule", "route"]
+TUNNELS_MAX = 64
+_LAST_FIRST_PORT = 65535 - TUNNELS_MAX + 1
 Policy = Literal["repair", "alert"]
 
 
@@ -125,7 +126,7 @@ class Peering(Object, frozen=True, kw_only=True, tag=True):
 
     cluster: Name
     ends: tuple[PeeringEnd, PeeringEnd]
-    tunnels: Annotated[int, Meta(ge=1, le=64)] = 1
+    tunnels: Annotated[int, Meta(ge=1, le=TUNNELS_MAX)] = 1
     port: Port = 51840
     keepalive_seconds: Annotated[int, Meta(ge=0, le=65535)] = 25
     weights: tuple[Annotated[int, Meta(ge=1, le=256)], ...] = ()
@@ -209,7 +210,12 @@ def _check(item: Topology) -> Topology:
         if item.ends[0].cluster == item.ends[1].cluster:
             reason = f"both ends are in {item.ends[0].cluster!r}; a peering joins two clusters"
             raise DecodeError(reason, "$.ends[1].cluster")
-        if item.port + item.tunnels - 1 > 65535:  # noqa: PLR2004 - the last UDP port
-            reason = f"{item.tunnels} tunnels from port {item.port} on pass port 65535"
-            raise DecodeError(reason, "$.port")
+        ports = {
+            "$.port": item.port,
+            **{f"$.ends[{place}].endpoint": end.endpoint.port for place, end in enumerate(item.ends) if end.endpoint},
+        }
+        for field, port in ports.items():
+            if port > _LAST_FIRST_PORT:
+                reason = f"port {port} leaves no room for {TUNNELS_MAX} tunnels, one port each; use at most {_LAST_FIRST_PORT}"
+                raise DecodeError(reason, field)
     return item

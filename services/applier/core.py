@@ -6,17 +6,17 @@ plan applied as a difference against it: unchanged objects, counters, tracked fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 
-from schemas.plan import HostPlan, PlanObject, Unit, digest_of
+from schemas.plan import HostPlan, Layer, PlanObject, Unit, digest_of
 from schemas.status import ApplyReport, Outcome, Timings, UnitReport
 from services.applier.steps import order
-from services.applier.turn import STRAY, Failure, Result, Turn
-from services.kernel.port import Kernel
-from services.kernel.transaction import Change, changes, repairs
-from services.runtime.errors import Conflict, Waiting
+from services.applier.turn import STRAY, Failure, Result, Scope, Turn
+from services.kernel.port import ALL_LAYERS, Kernel
+from services.kernel.transaction import Held, Observed, changes, repairs
+from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Waiting
 
 
 class Difference(Struct, frozen=True):
@@ -26,6 +26,15 @@ class Difference(Struct, frozen=True):
     unit: str
     wanted: str
     found: str
+
+
+class Wanted(Struct, frozen=True):
+    """A plan to apply, and which one it is."""
+
+    plan: HostPlan
+    epoch: int
+    generation: int
+    received_s: float = 0.0
 
 
 class Applier:
@@ -41,62 +50,104 @@ class Applier:
 
     def apply(self, plan: HostPlan, epoch: int, generation: int, received_s: float = 0.0) -> ApplyReport:
         """Make one turn towards `plan` and report what came of it. Raises only what makes the kernel unreadable as a whole."""
-        if not self._trusted:
-            result = self._turn(plan, epoch, generation, *self._from_kernel(plan))
-        else:
+        wanted = Wanted(plan, epoch, generation, received_s)
+        if self._trusted:
             try:
-                result = self._turn(plan, epoch, generation, *self._from_memory(plan))
-            except Conflict:
-                result = self._turn(plan, epoch, generation, *self._from_kernel(plan))
-        self._take_over(plan, result)
-        timings = Timings(received_s, result.staged_s, result.committed_s, result.connected_s, self._now())
-        return self._report(plan, epoch, generation, timings, result.operations)
+                return self._finish(wanted, self._from_memory(wanted), self._held)
+            except (Conflict, OutcomeUnknown):
+                self._trusted = False
+        return self._apply_from_kernel(wanted, ALL_LAYERS)
 
-    def forget(self) -> None:
-        """Believe nothing about the kernel any more: the next turn reads it."""
+    def repair(self, plan: HostPlan, epoch: int, generation: int, leave: Collection[Layer] = ()) -> ApplyReport:
+        """Read the kernel and bring it back to `plan`, but for the layers of `leave`, which are not looked at."""
+        wanted = Wanted(plan, epoch, generation, self._now())
         self._trusted = False
+        return self._apply_from_kernel(wanted, ALL_LAYERS - set(leave))
+
+    def refuse(self, plan: HostPlan, epoch: int, generation: int, error: MeshmarkError) -> ApplyReport:
+        """The report when the kernel could not be read at all: nothing is known to be held, nothing was changed."""
+        self._trusted = False
+        self._held = {}
+        self.failures = {name: Failure("kernel", error) for name in plan.units} or {STRAY: Failure("kernel", error)}
+        return self._report(Wanted(plan, epoch, generation), Timings(reported_s=self._now()), 0)
 
     def differences(self, plan: HostPlan) -> list[Difference]:
         """Where the kernel differs from `plan`, read now."""
         units = {key: name for name, unit in plan.units.items() for key in unit}
-        found, _ = self._from_kernel(plan)
+        objects = plan.objects()
+        found = repairs(objects, self._kernel.reference(objects), self._kernel.read(objects))
         return [Difference(change.key, units.get(change.key, STRAY), _show(change.new), _show(change.old)) for change in found]
 
-    def _from_memory(self, plan: HostPlan) -> tuple[list[Change], dict[str, Unit]]:
+    def _apply_from_kernel(self, wanted: Wanted, layers: Collection[Layer]) -> ApplyReport:
+        """A turn against the kernel; a second one when somebody changed it meanwhile or an answer was lost."""
+        try:
+            result = self._from_kernel(wanted, layers, final=False)
+        except (Conflict, OutcomeUnknown):
+            result = self._from_kernel(wanted, layers, final=True)
+        return self._finish(wanted, result, {})
+
+    # Where changes come from ---------------------------------------------------------------------------------------------------------
+
+    def _from_memory(self, wanted: Wanted) -> Result:
+        plan = wanted.plan
         held = {**HostPlan(plan.cluster, plan.host, self._held).objects(), **self._leftovers}
-        return changes(held, plan.objects()), self._held
-
-    def _from_kernel(self, plan: HostPlan) -> tuple[list[Change], dict[str, Unit]]:
+        leaving = {key for name, unit in self._held.items() if name not in plan.units for key in unit}
+        scope = Scope(self._held, plan.units, wanted.epoch, wanted.generation, from_kernel=False, final=False, failures={})
         objects = plan.objects()
-        return repairs(objects, self._kernel.reference(objects), self._kernel.read(objects)), {}
+        return Turn(self._kernel, scope, self._now).run(order(changes(held, objects), held, objects, leaving))
 
-    def _turn(self, plan: HostPlan, epoch: int, generation: int, found: list[Change], held: dict[str, Unit]) -> Result:
-        leaving = {key for name, unit in held.items() if name not in plan.units for key in unit}
-        if not held and not plan.units:
-            leaving = {change.key for change in found}
-        turn = Turn(self._kernel, held, plan.units, (epoch, generation), self._now)
-        return turn.run(order(found, plan.objects(), leaving))
+    def _from_kernel(self, wanted: Wanted, layers: Collection[Layer], *, final: bool) -> Result:
+        plan = wanted.plan
+        objects = {key: item for key, item in plan.objects().items() if item.layer in layers}
+        reference, failures = self._reference(plan, objects)
+        given_up = {key for name in failures for key in plan.units[name]} - reference.keys()
+        observed = {key: item for key, item in self._kernel.read(objects, layers).items() if key not in given_up}
+        found = repairs({key: item for key, item in objects.items() if key in reference}, reference, observed)
+        leaving = set() if plan.units else {change.key for change in found}
+        scope = Scope({}, plan.units, wanted.epoch, wanted.generation, from_kernel=True, final=final, failures=failures)
+        return Turn(self._kernel, scope, self._now).run(order(found, observed, plan.objects(), leaving))
 
-    def _take_over(self, plan: HostPlan, result: Result) -> None:
+    def _reference(self, plan: HostPlan, objects: Mapping[str, PlanObject]) -> tuple[Observed, dict[str, Failure]]:
+        """How the kernel would list `objects`, and the units of which it refuses to say."""
+        try:
+            return self._kernel.reference(objects), {}
+        except MeshmarkError:
+            if len(plan.units) == 0:
+                raise
+        found: dict[str, Held] = {}
+        failures: dict[str, Failure] = {}
+        for name, unit in plan.units.items():
+            try:
+                found.update(self._kernel.reference({key: objects[key] for key in unit if key in objects}))
+            except MeshmarkError as error:
+                failures[name] = Failure("nft", error)
+        return found, failures
+
+    # What came of it -----------------------------------------------------------------------------------------------------------------
+
+    def _finish(self, wanted: Wanted, result: Result, held: Mapping[str, Unit]) -> ApplyReport:
+        units = wanted.plan.units
         self.failures = result.failures
-        self._held = {
-            name: self._held[name] if name in result.failures else unit
-            for name, unit in plan.units.items()
-            if name not in result.failures or name in self._held
-        }
+        self._held = {name: unit for name, unit in units.items() if name not in result.failures}
+        # A unit that failed is what it was, whether it is still planned or not; after a turn from the kernel nobody knows what that is.
+        self._held.update({name: held[name] for name in result.failures if name in held})
         self._leftovers = dict(result.leftovers)
-        self._trusted = result.trusted and STRAY not in result.failures
+        known = bool(held) or not result.failures
+        self._trusted = result.trusted and known and STRAY not in result.failures
+        timings = Timings(wanted.received_s, result.staged_s, result.committed_s, result.connected_s, self._now())
+        return self._report(wanted, timings, result.operations)
 
-    def _report(self, plan: HostPlan, epoch: int, generation: int, timings: Timings, operations: int) -> ApplyReport:
+    def _report(self, wanted: Wanted, timings: Timings, operations: int) -> ApplyReport:
+        units = wanted.plan.units
         reports = []
-        for name, unit in sorted(plan.units.items()):
-            wanted = digest_of(unit)
+        for name in sorted(units.keys() | self._held.keys() | self.failures.keys()):
             failure = self.failures.get(name)
             held = digest_of(self._held[name]) if name in self._held else ""
-            reports.append(UnitReport(name, held, wanted, _outcome(failure), _explain(failure)))
-        if STRAY in self.failures:
-            reports.append(UnitReport(STRAY, "", "", "degraded", _explain(self.failures[STRAY])))
-        return ApplyReport(plan.cluster, plan.host, epoch, generation, tuple(reports), operations, timings, self._kernel.capabilities())
+            target = digest_of(units[name]) if name in units else ""
+            reports.append(UnitReport(name, held, target, _outcome(failure), _explain(failure)))
+        plan = wanted.plan
+        capabilities = self._kernel.capabilities()
+        return ApplyReport(plan.cluster, plan.host, wanted.epoch, wanted.generation, tuple(reports), operations, timings, capabilities)
 
 
 def _outcome(failure: Failure | None) -> Outcome:

@@ -1,67 +1,108 @@
-"""Which tracked flows contradict a change of NAT. Pure.
+"""Which tracked flows contradict the NAT that is wanted. Pure.
 
 Connection tracking decides the translation of a flow once, at its first packet: a flow that began before its translation was loaded stays
-untranslated until its entry is gone. Flows are matched by the prefixes of the changed elements that NAT rules look up.
+as it was until its entry is gone. Every flow is judged by what the wanted maps say of its addresses, so nothing is missed after a crash
+and no flow is dropped that is right. Flows of translations that are removed are judged by the removed elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from schemas.nft import Match, Nat
+from schemas.nft import Match, Nat, Rule
 from schemas.plan import NftChain, NftElement, PlanObject
-from schemas.values import Prefix
+from schemas.values import Address, Prefix
 from services.kernel.port import Flow
-from services.kernel.transaction import Change
+from services.kernel.transaction import Change, Held
 
 
-def stale_flows(changes: Sequence[Change], objects: Mapping[str, PlanObject], flows: Iterable[Flow]) -> list[Flow]:
-    """The flows whose translation is decided by an element that was added, changed or removed. `objects` holds the chains."""
-    sources, destinations = _changed_prefixes(changes, objects)
-    if not sources and not destinations:
-        return []
-    return [
-        flow
-        for flow in flows
-        if any(prefix.covers(flow.destination) for prefix in destinations) or any(prefix.covers(flow.source) for prefix in sources)
-    ]
+class Translation(NamedTuple):
+    """One NAT rule: which sets narrow it by destination (names; none: all flows), and the map that it looks an address up in."""
+
+    kind: str
+    table: str
+    narrowed_by: tuple[str, ...]
+    map: str
 
 
 def touches_nat(changes: Sequence[Change], objects: Mapping[str, PlanObject]) -> bool:
     """True when the changes can have made flows stale at all."""
-    return any(_changed_prefixes(changes, objects))
+    deciding = _deciding(_translations(objects.values()))
+    return any(isinstance(item := change.subject, NftElement) and (item.table, item.set) in deciding for change in changes)
 
 
-def _changed_prefixes(changes: Sequence[Change], objects: Mapping[str, PlanObject]) -> tuple[set[Prefix], set[Prefix]]:
-    deciding = dict(_deciding_sets([*objects.values(), *(change.old for change in changes if isinstance(change.old, NftChain))]))
-    sources: set[Prefix] = set()
-    destinations: set[Prefix] = set()
-    for change in changes:
-        item = change.subject
-        if isinstance(item, NftElement) and (side := deciding.get((item.table, item.set))):
-            (destinations if side == "destination" else sources).add(Prefix.parse(item.element))
-    return sources, destinations
+def stale_flows(changes: Sequence[Change], objects: Mapping[str, PlanObject], flows: Iterable[Flow]) -> list[Flow]:
+    """The flows whose translation is not the one that `objects`, all that is wanted, lead to, or whose translation `changes` remove."""
+    rules = _translations(objects.values())
+    deciding = _deciding(rules)
+    elements: dict[tuple[str, str], list[tuple[Prefix, str]]] = {}
+    for item in objects.values():
+        if isinstance(item, NftElement) and (item.table, item.set) in deciding:
+            elements.setdefault((item.table, item.set), []).append((_prefix(item.element), item.value))
+    judges = [_Judge(rule, elements) for rule in sorted(rules, key=lambda rule: rule.kind)]
+    gone = _removed(changes, rules, elements)
+    return [flow for flow in flows if _contradicts(flow, judges) or any(prefix.covers(flow.destination) for prefix in gone)]
 
 
-def _deciding_sets(objects: Iterable[PlanObject]) -> Iterator[tuple[tuple[str, str], str]]:
-    """The sets and maps that decide a translation, and which address of a flow they look up.
+class _Judge:
+    """What one NAT rule says of a flow: the address that the reply must have, or None when the rule does not concern it."""
 
-    Where a rule narrows by destination first (``ip daddr @remote snat …``), the destination set decides: a change of the sources must
-    not cut flows to elsewhere.
-    """
-    for chain in [item for item in objects if isinstance(item, NftChain) and item.type == "nat"]:
-        for rule in chain.rules:
-            nat = next((statement for statement in rule if isinstance(statement, Nat)), None)
-            if nat is None:
-                continue
-            narrowed = [
-                value.removeprefix("@")
-                for statement in rule
-                if isinstance(statement, Match) and statement.selector == "ip daddr"
-                for value in statement.values
-                if value.startswith("@")
-            ]
-            if narrowed:
-                yield from (((chain.table, name), "destination") for name in narrowed)
-            else:
-                yield (chain.table, nat.map), "destination" if nat.nat == "dnat" else "source"
+    def __init__(self, rule: Translation, elements: Mapping[tuple[str, str], list[tuple[Prefix, str]]]) -> None:
+        self.kind = rule.kind
+        self._map = elements.get((rule.table, rule.map), [])
+        narrowing = [elements.get((rule.table, name), []) for name in rule.narrowed_by]
+        self._narrowed = [prefix for members in narrowing for prefix, _ in members] if narrowing else None
+
+    def verdict(self, flow: Flow) -> bool | None:
+        """True when the flow is right, False when it contradicts the rule, None when the rule does not concern it."""
+        if self._narrowed is not None and not any(prefix.covers(flow.destination) for prefix in self._narrowed):
+            return None
+        address, reply = (flow.destination, flow.reply_source) if self.kind == "dnat" else (flow.source, flow.reply_destination)
+        for prefix, value in self._map:
+            if prefix.covers(address):
+                return bool(reply == _translated(prefix, address, value))
+        return None
+
+
+def _contradicts(flow: Flow, judges: Sequence[_Judge]) -> bool:
+    """The first rule that concerns a flow decides, destinations first: a flow that one side translates is none of the other's."""
+    return next((not found for judge in judges if (found := judge.verdict(flow)) is not None), False)
+
+
+def _translated(prefix: Prefix, address: Address, value: str) -> Address:
+    onto = _prefix(value)
+    return prefix.translate(address, onto) if onto.length == prefix.length else Address(value)
+
+
+def _removed(
+    changes: Sequence[Change], rules: Sequence[Translation], elements: Mapping[tuple[str, str], list[tuple[Prefix, str]]]
+) -> list[Prefix]:
+    """Destinations that were translated and are not any more."""
+    deciding = {(rule.table, rule.map) for rule in rules if rule.kind == "dnat"}
+    kept = {prefix for key in deciding for prefix, _ in elements.get(key, [])}
+    gone = [change.old for change in changes if change.new is None and isinstance(change.old, NftElement)]
+    return [prefix for item in gone if (item.table, item.set) in deciding and (prefix := _prefix(item.element)) not in kept]
+
+
+def _deciding(rules: Iterable[Translation]) -> set[tuple[str, str]]:
+    """Table and name of every set and map that decides a translation."""
+    return {(rule.table, name) for rule in rules for name in (*rule.narrowed_by, rule.map)}
+
+
+def _translations(objects: Iterable[Held]) -> list[Translation]:
+    chains = [item for item in objects if isinstance(item, NftChain) and item.type == "nat"]
+    return [found for chain in chains for rule in chain.rules if (found := _translation(chain.table, rule)) is not None]
+
+
+def _translation(table: str, rule: Rule) -> Translation | None:
+    nat = next((statement for statement in rule if isinstance(statement, Nat)), None)
+    if nat is None:
+        return None
+    by_destination = [statement for statement in rule if isinstance(statement, Match) and statement.selector == "ip daddr"]
+    names = tuple(value.removeprefix("@") for statement in by_destination for value in statement.values if value.startswith("@"))
+    return Translation(nat.nat, table, names, nat.map)
+
+
+def _prefix(text: str) -> Prefix:
+    return Prefix.parse(text)

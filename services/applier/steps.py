@@ -28,15 +28,22 @@ class Steps(NamedTuple):
     remove: tuple[Change, ...]
 
 
-def order(changes: Sequence[Change], target: Mapping[str, PlanObject], leaving: Collection[str]) -> Steps:
-    """Sort changes into steps. `leaving` are keys of units that go as a whole, `target` is all that the kernel will hold."""
+def order(changes: Sequence[Change], held: Mapping[str, Held], target: Mapping[str, PlanObject], leaving: Collection[str]) -> Steps:
+    """Sort changes into steps. `held` and `target` are all that the kernel holds before and after; `leaving` are keys of units that go."""
     nft = with_dependents([change for change in changes if change.subject.layer == "nft"], target)
-    other = [change for change in changes if change.subject.layer != "nft"]
-    removals = [change for change in other if change.new is None]
-    early = [change for change in removals if change.key in leaving and _may_leave_early(change.subject)]
-    late = [change for change in removals if change not in early]
-    arriving = [change for change in other if change.new is not None]
-    arriving += _dependents(arriving, target)
+    early: list[Change] = []
+    late: list[Change] = []
+    arriving: list[Change] = []
+    for change in changes:
+        if change.subject.layer == "nft":
+            continue
+        if change.new is not None:
+            arriving.append(change)
+        elif change.key in leaving and _may_leave_early(change.subject):
+            early.append(change)
+        else:
+            late.append(change)
+    arriving += _dependents(arriving, held, target)
     return Steps(
         leave=_ranked(early, _LEAVE_RANK),
         stage=_ranked([change for change in arriving if _is_staged(change.subject)], _ARRIVE_RANK),
@@ -59,15 +66,13 @@ def _may_leave_early(item: Held) -> bool:
     return isinstance(item, Link | LinkAddress | WireguardPeer) or (isinstance(item, Route) and bool(item.hops))
 
 
-def _dependents(arriving: Sequence[Change], target: Mapping[str, PlanObject]) -> list[Change]:
-    remade = {change.new.name for change in arriving if isinstance(change.new, VxlanLink | WireguardLink) and _is_remade(change)}
+def _dependents(arriving: Sequence[Change], held: Mapping[str, Held], target: Mapping[str, PlanObject]) -> list[Change]:
+    """What a link that may be made again takes along, to be written after it; where nothing was taken, writing it again does no harm."""
+    remade = {change.new.name for change in arriving if isinstance(change.new, VxlanLink | WireguardLink) and change.old is not None}
+    if not remade:
+        return []
     known = {change.key for change in arriving}
-    return [Change(None, item) for key, item in target.items() if key not in known and _links_of(item) & remade] if remade else []
-
-
-def _is_remade(change: Change) -> bool:
-    """True for a link that is there in another form. The driver may change some forms in place; connecting again does no harm."""
-    return change.old is not None
+    return [Change(held.get(key), item) for key, item in target.items() if key not in known and _links_of(item) & remade]
 
 
 def _links_of(item: PlanObject) -> set[str]:
@@ -82,7 +87,7 @@ def _links_of(item: PlanObject) -> set[str]:
 def _kind(item: Held) -> str:
     if isinstance(item, Route):
         return "guard" if not item.hops else "class route"
-    return item.layer
+    return "class route" if item.layer == "route" else item.layer
 
 
 _ARRIVE_RANK = ("guard", "sysctl", "rule", "link", "address", "wireguard", "class route")

@@ -1,8 +1,8 @@
 """One turn: bring the kernel from what it holds to what is wanted, unit by unit all or nothing.
 
-The steps of all units are made together (one nft batch). When a change fails, the units that it belongs to are undone from the journal
-and stay at their old version; the others go on. Guards of a unit that is wanted are never undone: while a unit cannot be applied, its
-traffic meets `unreachable` instead of the uplink (docs/decisions/0003).
+The steps of all units are made together (one nft batch). When a change fails, the units that it belongs to are undone, in the order that
+leaks nothing, and stay at their old version; the others go on. Guards of a unit that is wanted are never undone: while a unit cannot be
+applied, its traffic meets `unreachable` instead of the uplink (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from schemas.plan import PlanObject, Unit, digest_of
 from services.applier.flows import stale_flows, touches_nat
-from services.applier.steps import Steps, is_guard
+from services.applier.steps import Steps, is_guard, order
 from services.kernel.port import Kernel
 from services.kernel.transaction import Change, Marker, unit_tag
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown
@@ -47,40 +47,54 @@ class Result(Struct, frozen=True):
     trusted: bool
 
 
-class Turn:
-    """Carries one turn out. `held` and `target` are the units before and after, `stamp` is epoch and generation; made for one use."""
+class Scope(Struct, frozen=True):
+    """What a turn is about: units before and after, epoch and generation, and units that are given up beforehand.
 
-    def __init__(
-        self, kernel: Kernel, held: Mapping[str, Unit], target: Mapping[str, Unit], stamp: tuple[int, int], now: Callable[[], float]
-    ) -> None:
+    `from_kernel` says that the changes come from reading the kernel and not from memory. With `final`, a batch that does not fit or whose
+    answer is lost is a failure, and no reason to read the kernel and try again.
+    """
+
+    held: Mapping[str, Unit]
+    target: Mapping[str, Unit]
+    epoch: int
+    generation: int
+    from_kernel: bool
+    final: bool
+    failures: Mapping[str, Failure]
+
+
+class Turn:
+    """Carries one turn out; made for one use."""
+
+    def __init__(self, kernel: Kernel, scope: Scope, now: Callable[[], float]) -> None:
         self._kernel = kernel
-        self._held = held
-        self._target = target
-        self._stamp = stamp
+        self._scope = scope
         self._now = now
-        self._journal: list[Change] = []
-        self._committed: list[Change] = []
-        self._failures: dict[str, Failure] = {}
+        self._made: list[Change] = []
+        self._failures: dict[str, Failure] = dict(scope.failures)
         self._leftovers: dict[str, PlanObject] = {}
+        self._marked: Marker | None = None
         self._trusted = True
 
     def run(self, steps: Steps) -> Result:
-        """Make all steps. Raises Conflict only when nothing was committed because the kernel holds something else than `held`."""
+        """Make all steps.
+
+        Raises Conflict when the kernel does not hold what the changes start from, OutcomeUnknown when an answer was lost (then nothing is
+        undone): read the kernel and make a new turn. In a final turn both are failures of units.
+        """
         self._write(steps.leave)
         self._write(steps.stage)
         staged_s = self._now()
-        try:
-            self._commit(steps.commit)
-        except Conflict:
-            self._undo_where(lambda _: True)
-            raise
+        self._commit(steps.commit)
         committed_s = self._now()
         self._drop_stale_flows(steps.commit)
         self._write(steps.connect)
         connected_s = self._now()
         self._write(steps.remove)
-        operations = len(self._journal) + len(self._committed)
-        return Result(self._failures, self._leftovers, staged_s, committed_s, connected_s, operations, self._trusted)
+        if self._marked != self._marker():
+            # A unit that failed after the commit and holds no nftables objects of its own changed the marker's truth.
+            self._attempt(lambda: self._kernel.commit([], self._marker()))
+        return Result(self._failures, self._leftovers, staged_s, committed_s, connected_s, len(self._made), self._trusted)
 
     # Steps -----------------------------------------------------------------------------------------------------------------------
 
@@ -90,48 +104,62 @@ class Turn:
                 continue
             try:
                 self._kernel.write(change)
+            except OutcomeUnknown as error:
+                # It may be there: undone as if it were, and the kernel is read before the next turn.
+                self._made.append(change)
+                self._trusted = False
+                self._fail(change.key, error)
             except MeshmarkError as error:
                 self._fail(change.key, error)
             else:
-                self._journal.append(change)
+                self._made.append(change)
 
     def _commit(self, changes: Sequence[Change]) -> None:
         """Commit the batch; when it fails, unit by unit, so that only the faulty ones stay behind."""
         batch = [change for change in changes if not self._is_off(change)]
         try:
             self._commit_batch(batch)
-        except Conflict:
-            raise
+        except (Conflict, OutcomeUnknown) as error:
+            if not self._scope.final:
+                if isinstance(error, Conflict):
+                    self._undo(list(self._made))
+                raise
+            self._trusted = False
+            self._commit_by_unit(batch, error)
         except MeshmarkError as error:
-            units = sorted({unit for change in batch for unit in self._units_of(change.key)})
-            if len(units) <= 1:
-                self._fail(batch[0].key if batch else "marker", error)
-                return
-            for unit in units:
-                part = [change for change in batch if unit in self._units_of(change.key)]
-                try:
-                    self._commit_batch(part)
-                except MeshmarkError as own_error:
-                    self._fail(part[0].key, own_error)
+            self._commit_by_unit(batch, error)
+
+    def _commit_by_unit(self, batch: list[Change], error: MeshmarkError) -> None:
+        units = sorted({unit for change in batch for unit in self._units_of(change.key)})
+        if len(units) <= 1:
+            self._fail(batch[0].key if batch else "marker", error)
+            return
+        for unit in units:
+            part = [change for change in batch if unit in self._units_of(change.key)]
+            try:
+                self._commit_batch(part)
+            except MeshmarkError as own_error:
+                self._fail(part[0].key, own_error)
 
     def _commit_batch(self, batch: list[Change]) -> None:
         marker = self._marker()
-        if not batch and not self._held and self._kernel.marker() == marker:
-            return  # a restart with nothing new leaves the kernel, and who listens to it, alone
-        try:
+        if batch or self._kernel.marker() != marker:
             self._kernel.commit(batch, marker)
-        except OutcomeUnknown:
-            if self._kernel.marker() != marker:
-                raise
-        self._committed.extend(batch)
+        self._marked = marker
+        self._made.extend(batch)
 
     def _drop_stale_flows(self, changes: Sequence[Change]) -> None:
-        if not changes:
+        objects = {key: entry.object for unit in self._scope.target.values() for key, entry in unit.items()}
+        if not self._scope.from_kernel and not touches_nat(changes, {**objects, **self._held_objects()}):
             return
-        objects = {key: entry.object for unit in self._target.values() for key, entry in unit.items()}
-        if touches_nat(changes, objects):
+        try:
             dropped = self._kernel.drop_flows(stale_flows(changes, objects, self._kernel.flows()))
-            _log.info("flows_dropped", count=dropped)
+        except MeshmarkError as error:
+            # The next turn starts from the kernel and judges all flows again.
+            self._trusted = False
+            _log.warning("stale_flows_kept", error=str(error))
+        else:
+            _log.debug("flows_dropped", count=dropped)
 
     # Failures ----------------------------------------------------------------------------------------------------------------------
 
@@ -140,28 +168,41 @@ class Turn:
         _log.warning("change_failed", key=key, units=sorted(units), error=str(error))
         for unit in units:
             self._failures.setdefault(unit, Failure(key, error))
-        self._undo_where(self._is_off)
+        self._undo([change for change in self._made if self._is_off(change)])
 
-    def _undo_where(self, concerned: Callable[[Change], bool]) -> None:
-        """Undo what was done and is concerned, latest first. Guards of wanted units stay."""
-        for change in [change for change in reversed(self._journal) if concerned(change)]:
-            self._journal.remove(change)
+    def _undo(self, concerned: list[Change]) -> None:
+        """Undo these changes, in the order of steps of the way back. Guards of wanted units stay."""
+        undone = {id(change) for change in concerned}
+        self._made = [change for change in self._made if id(change) not in undone]
+        inverses = []
+        for change in concerned:
             if is_guard(change.new) and change.old is None and change.new is not None:
                 self._leftovers[change.key] = change.new
                 continue
-            self._attempt(lambda change=change: self._kernel.write(change.inverse()))  # type: ignore[misc]
-        nft = [change for change in self._committed if concerned(change)]
-        if nft:
-            self._committed = [change for change in self._committed if change not in nft]
-            self._attempt(lambda: self._kernel.commit([change.inverse() for change in reversed(nft)], self._marker()))
+            try:
+                inverses.append(change.inverse())
+            except ValueError as error:
+                # What was known by its listing only has no inverse; the next turn starts from what the kernel then holds.
+                self._trusted = False
+                _log.warning("undo_incomplete", error=str(error))
+        back = order(inverses, {}, self._held_objects(), {change.key for change in inverses})
+        for change in (*back.leave, *back.stage):
+            self._attempt(lambda change=change: self._kernel.write(change))  # type: ignore[misc]
+        if back.commit:
+            self._attempt(lambda: self._kernel.commit(back.commit, self._marker()))
+            self._marked = self._marker()
+        for change in (*back.connect, *back.remove):
+            self._attempt(lambda change=change: self._kernel.write(change))  # type: ignore[misc]
 
     def _attempt(self, undo: Callable[[], None]) -> None:
         try:
             undo()
-        except (MeshmarkError, ValueError) as error:
-            # A chain that was known by its listing only has no inverse; the next turn starts from what the kernel then holds.
+        except MeshmarkError as error:
             self._trusted = False
             _log.warning("undo_failed", error=str(error))
+
+    def _held_objects(self) -> dict[str, PlanObject]:
+        return {key: entry.object for unit in self._scope.held.values() for key, entry in unit.items()}
 
     def _is_off(self, change: Change) -> bool:
         """True when every unit of the change has failed."""
@@ -169,13 +210,14 @@ class Turn:
 
     def _units_of(self, key: str) -> set[str]:
         """The units, old or new, that hold the object."""
-        return {name for units in (self._held, self._target) for name, unit in units.items() if key in unit} or {STRAY}
+        units = (self._scope.held, self._scope.target)
+        return {name for group in units for name, unit in group.items() if key in unit} or {STRAY}
 
     def _marker(self) -> Marker | None:
-        """What the kernel is to say that it holds; None, which leaves no trace, for a plan without units."""
-        if not self._target:
+        """What the kernel holds once the failed units are back; None when that is nothing at all."""
+        scope = self._scope
+        held = {name: unit for name, unit in scope.target.items() if name not in self._failures}
+        held.update({name: scope.held[name] for name in self._failures if name in scope.held})
+        if not held:
             return None
-        held = {name: unit for name, unit in self._target.items() if name not in self._failures}
-        held.update({name: self._held[name] for name in self._failures if name in self._held})
-        epoch, generation = self._stamp
-        return Marker(epoch, generation, {unit_tag(name): digest_of(unit) for name, unit in held.items()})
+        return Marker(scope.epoch, scope.generation, {unit_tag(name): digest_of(unit) for name, unit in held.items()})

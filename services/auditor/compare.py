@@ -21,6 +21,18 @@ MARKER_KEY = "marker"
 LAYERS: tuple[DriftLayer, ...] = ("nft", "rule", "route")
 
 
+class View(Struct, frozen=True):
+    """What is known of the kernel: how it would list the plan, how it lists what it holds, and which plan its marker names.
+
+    `reported` is the digest of each unit that the applier last said that it holds; it counts where there is no marker.
+    """
+
+    reference: Observed
+    observed: Observed
+    marker: Marker | None
+    reported: Mapping[str, str]
+
+
 class Finding(Struct, frozen=True):
     """One difference. `wanted` and `found` are in the kernel's form, as text; empty for what is not there."""
 
@@ -32,17 +44,13 @@ class Finding(Struct, frozen=True):
     because: tuple[str, ...]
 
 
-def compare(
-    plan: HostPlan, reference: Observed, observed: Observed, marker: Marker | None, layers: AbstractSet[DriftLayer]
-) -> list[Finding]:
-    """Findings in the order of their keys. `reference` and `observed` hold the objects of `layers` only.
-
-    A missing marker is a finding itself: call this only once the host has held a plan.
-    """
-    settled = _settled(plan, marker)
+def compare(kernel: View, plan: HostPlan, layers: AbstractSet[DriftLayer]) -> list[Finding]:
+    """Findings in the order of their keys. The view holds the objects of `layers` only."""
+    reference, observed = kernel.reference, kernel.observed
+    settled = _settled(plan, kernel)
     wanted = {key: unit for unit in sorted(plan.units) for key in plan.units[unit] if key in reference}
     gone = {item.name for key, item in reference.items() if isinstance(item, NftTable) and key not in observed}
-    found = list(_missing_marker(plan, marker, layers))
+    found = list(_missing_marker(kernel, settled, layers))
     for key, unit in wanted.items():
         item = reference[key]
         if same(item, observed.get(key)) or unit not in settled or (_table(item) in gone and not isinstance(item, NftTable)):
@@ -70,15 +78,14 @@ def show(item: Held | None) -> str:
     return codec.encode(item).decode() if item is not None else ""
 
 
-def _settled(plan: HostPlan, marker: Marker | None) -> AbstractSet[str]:
-    """Units whose plan the kernel says it holds. Without a marker nothing is on its way: all of them."""
-    if marker is None:
-        return plan.units.keys()
-    return {name for name, digest in plan.digests().items() if marker.units.get(unit_tag(name)) == digest}
+def _settled(plan: HostPlan, kernel: View) -> AbstractSet[str]:
+    """Units whose plan the kernel says it holds; without a marker, those that the applier reported as held."""
+    held = kernel.reported if kernel.marker is None else {name: kernel.marker.units.get(unit_tag(name), "") for name in plan.units}
+    return {name for name, digest in plan.digests().items() if held.get(name) == digest}
 
 
-def _missing_marker(plan: HostPlan, marker: Marker | None, layers: AbstractSet[DriftLayer]) -> Iterator[Finding]:
-    if marker is None and plan.units and "nft" in layers:
+def _missing_marker(kernel: View, settled: AbstractSet[str], layers: AbstractSet[DriftLayer]) -> Iterator[Finding]:
+    if kernel.marker is None and settled and "nft" in layers:
         yield Finding("nft", MARKER_KEY, "the marker table", "", "", ())
 
 

@@ -54,7 +54,9 @@ class Ledger:
                 known.finding, known.suspect = finding, suspects.get(finding.layer)
                 known.count += 1
                 events.append(self._event(known, "changed", now_s, generation))
-        self._unreadable -= looked
+        for layer in sorted(self._unreadable & looked):
+            self._unreadable.discard(layer)
+            events.append(self._layer_event(layer, "resolved", "", now_s))
         return events
 
     def unreadable(self, layer: DriftLayer, reason: str, now_s: float) -> list[DriftEvent]:
@@ -62,7 +64,10 @@ class Ledger:
         if layer in self._unreadable:
             return []
         self._unreadable.add(layer)
-        return [DriftEvent(self._cluster, self._host, layer, "layer", "unknown", found=reason, first_seen_s=now_s, at_s=now_s)]
+        return [self._layer_event(layer, "unknown", reason, now_s)]
+
+    def _layer_event(self, layer: DriftLayer, state: DriftState, reason: str, now_s: float) -> DriftEvent:
+        return DriftEvent(self._cluster, self._host, layer, f"layer {layer}", state, found=reason, first_seen_s=now_s, at_s=now_s)
 
     def repair_delay_s(self, layers: Iterable[DriftLayer], now_s: float) -> float | None:
         """How long to wait before the next repair of these layers: 0 at first, longer where it is contested, None when nothing is open."""

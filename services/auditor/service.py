@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import TypeVar
 
 import structlog
+from msgspec.structs import replace
 
 from schemas import codec, subjects
+from schemas.commands import Repair
 from schemas.drift import DriftEvent, DriftLayer, Suspect
-from services.auditor.compare import LAYERS, Finding, compare
+from schemas.status import ApplyReport
+from services.auditor.compare import LAYERS, Finding, View, compare
 from services.auditor.ledger import Ledger
 from services.kernel.events import EventSource, KernelEvent
 from services.kernel.linux import LinuxKernel
 from services.kernel.port import Kernel
 from services.runtime.broker import Broker
 from services.runtime.errors import MeshmarkError
-from services.runtime.plans import Update, empty_plan, follow_plan
+from services.runtime.plans import Update, follow_plan
 from services.runtime.service import Context
 
 _log = structlog.get_logger()
@@ -47,12 +50,11 @@ class AuditorService:
         self._kernel = kernel
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernel")
         self._ledger = Ledger(self._cluster, self._host)
-        self._current = Update(empty_plan(self._cluster, self._host), 0, 0)
+        self._current: Update | None = None
         self._suspects: dict[DriftLayer, Suspect] = {}
         self._hints: set[DriftLayer] = set(LAYERS)
         self._wake = asyncio.Event()
         self._repair_due_s: float | None = None
-        self._held_before = False
 
     async def run(self) -> None:
         """Audit until told to stop."""
@@ -72,8 +74,6 @@ class AuditorService:
         async for update in follow_plan(self._broker, "auditor", self._cluster, self._host):
             self._current = update
             self._hint(*LAYERS)
-            if update.message is not None:
-                await update.message.settle()
 
     async def _watch_kernel(self) -> None:
         async with EventSource() as events:
@@ -102,62 +102,55 @@ class AuditorService:
         while await self._next_audit():
             layers = tuple(layer for layer in LAYERS if layer in self._hints) or LAYERS
             self._hints.clear()
-            if self._current.generation == 0 or not await self._has_held():
+            current = self._current
+            if current is None:
                 continue
             with self._context.metrics.audit_seconds.time():
-                await self._audit(layers)
-            await self._repair()
+                await self._audit(current, layers)
+            await self._repair(current)
 
     async def _next_audit(self) -> bool:
         """Wait for a hint, a repair that is due, or the periodic pass; False at the end."""
-        stop = self._context.stop
         period_s = self._context.settings.resync_s * random.uniform(0.9, 1.1)  # noqa: S311 - jitter, not a secret
         if self._repair_due_s is not None:
             period_s = min(period_s, max(0.0, self._repair_due_s - time.time()))
-        tasks = [asyncio.create_task(stop.wait(), name="stop"), asyncio.create_task(self._wake.wait(), name="wake")]
-        await asyncio.wait(tasks, timeout=period_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
+        await self._context.until(self._wake, period_s)
         if self._wake.is_set():
             await asyncio.sleep(_DEBOUNCE_S)
         self._wake.clear()
-        return not stop.is_set()
+        return not self._context.stop.is_set()
 
-    async def _has_held(self) -> bool:
-        """True once this host has held a plan: until then, what is missing is still to come, and no drift."""
-        if not self._held_before:
-            try:
-                marker = await self._in_thread(self._kernel.marker)
-                self._held_before = marker is not None or await self._has_reported()
-            except MeshmarkError as error:
-                _log.info("not_known_to_hold", error=str(error))
-        return self._held_before
+    async def _reported(self) -> dict[str, str]:
+        """Which digest of each unit the applier last said that it holds."""
+        message = await self._broker.last("STATUS", subjects.status(self._cluster, self._host))
+        report = codec.decode(message.data, ApplyReport) if message else None
+        return {unit.unit: unit.held for unit in report.units} if report else {}
 
-    async def _has_reported(self) -> bool:
-        return await self._broker.last("STATUS", subjects.status(self._cluster, self._host)) is not None
-
-    async def _audit(self, layers: tuple[DriftLayer, ...]) -> None:
+    async def _audit(self, current: Update, layers: tuple[DriftLayer, ...]) -> None:
         # The first to touch a layer since the last look: who repairs comes after who broke.
         suspects, self._suspects = self._suspects, {}
-        findings = await self._look(layers)
+        findings = await self._look(current, layers)
         if findings:
             await self._settle()
-            findings = await self._look(layers)
+            findings = await self._look(current, layers)
         if findings is not None:
-            await self._publish(self._ledger.observe(findings, layers, time.time(), suspects, self._current.generation))
+            await self._publish(self._ledger.observe(findings, layers, time.time(), suspects, current.generation))
 
-    async def _look(self, layers: tuple[DriftLayer, ...]) -> list[Finding] | None:
+    async def _look(self, current: Update, layers: tuple[DriftLayer, ...]) -> list[Finding] | None:
         """Compare now; None when a layer cannot be read, which is told as ``unknown``."""
-        plan = self._current.plan
+        plan = current.plan
 
-        def look() -> list[Finding]:
+        def look() -> View:
             wanted = {key: item for key, item in plan.objects().items() if item.layer in layers}
             marker = self._kernel.marker()
-            return compare(plan, self._kernel.reference(wanted), self._kernel.read(wanted, layers), marker, set(layers))
+            return View(self._kernel.reference(wanted), self._kernel.read(wanted, layers), marker, {})
 
         try:
-            return await self._in_thread(look)
-        except MeshmarkError as error:
+            view = await self._in_thread(look)
+            if view.marker is None and plan.units:
+                view = replace(view, reported=await self._reported())
+            return compare(view, plan, set(layers))
+        except (MeshmarkError, codec.DecodeError) as error:
             _log.warning("unreadable", layers=layers, error=str(error))
             for layer in layers:
                 await self._publish(self._ledger.unreadable(layer, str(error), time.time()))
@@ -171,9 +164,9 @@ class AuditorService:
         except MeshmarkError as error:
             _log.info("applier_silent", error=str(error))
 
-    async def _repair(self) -> None:
+    async def _repair(self, current: Update) -> None:
         """Ask the applier to repair what the policy says, at once or, where it is contested, later and later."""
-        policy = self._current.plan.drift
+        policy = current.plan.drift
         layers = [layer for layer in LAYERS if getattr(policy, layer) == "repair"]
         delay_s = self._ledger.repair_delay_s(layers, time.time())
         now_s = time.time()
@@ -186,7 +179,8 @@ class AuditorService:
             return
         self._repair_due_s = now_s + max(delay_s, _RECHECK_S)
         try:
-            await self._broker.request(subjects.command(self._cluster, self._host, "repair"), b"", _COMMAND_TIMEOUT_S)
+            command = codec.encode(Repair(tuple(layer for layer in LAYERS if layer not in layers)))
+            await self._broker.request(subjects.command(self._cluster, self._host, "repair"), command, _COMMAND_TIMEOUT_S)
         except MeshmarkError as error:
             _log.warning("repair_failed", error=str(error))
         else:

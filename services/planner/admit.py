@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from schemas.topology import Cluster, Gateway, Node, Peering, Pod, PublicKey, Topology
+from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Peering, Pod, PublicKey, Topology
 from schemas.values import Address, Prefix
-from services.planner import names
-from services.planner.layout import TUNNELS_MAX, VXLAN_PORT
+from services.planner import layout, names
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
 _SMALLEST_INTERNAL_LENGTH = 29
@@ -34,7 +33,7 @@ class Problem(Struct, frozen=True):
 def admit(item: Topology, state: State) -> Problem | None:
     """None when `item` may be put into `state`, else the first problem found."""
     before = state.objects.get(item.ref)
-    if before is not None and (item.revision or 0) < (before.revision or 0):
+    if before is not None and item.revision is not None and item.revision < (before.revision or 0):
         reason = f"revision {item.revision} is older than the admitted revision {before.revision}"
         return Problem(reason, "$.revision", item.ref, retry=False)
     return next(_problems(item, state), None)
@@ -97,10 +96,22 @@ def _cluster(item: Cluster, state: State) -> Iterator[Problem]:
         for earlier, other in fields[:index]:
             if prefix.overlaps(other):
                 yield Problem(f"{prefix} overlaps {other} ({earlier}) of the same cluster", field, retry=False)
+    for field, prefix in fields:
+        yield from _reserved(prefix, field)
     if item.internal_prefix.length > _SMALLEST_INTERNAL_LENGTH:
         yield Problem(f"{item.internal_prefix} is too small for overlay addresses; give a /29 or larger", "$.internalPrefix", retry=False)
-    if item.name in state.clusters:
+    before = state.clusters.get(item.name)
+    if before is not None:
+        if before.internal_prefix != item.internal_prefix and next(state.hosts_of(item.name), None) is not None:
+            reason = f"{before.internal_prefix} is in use: hosts have their overlay addresses from it; delete them first"
+            yield Problem(reason, "$.internalPrefix", item.ref)
         yield from _dependents(item, state)
+
+
+def _reserved(prefix: Prefix, field: str) -> Iterator[Problem]:
+    for reserved in layout.RESERVED:
+        if prefix.overlaps(Prefix(reserved)):
+            yield Problem(f"{prefix} overlaps {reserved}, which no cluster may use", field, retry=False)
 
 
 def _dependents(item: Cluster, state: State) -> Iterator[Problem]:
@@ -124,22 +135,21 @@ def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
     for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
         if prefix.covers(item.address):
             yield Problem(f"the underlay address {item.address} lies inside {prefix} of its cluster: a loop", "$.address", cluster.ref)
-    for other in _other_hosts(item, state):
-        if other.address == item.address:
-            yield Problem(f"the underlay address {item.address} is taken by {other.ref}", "$.address", other.ref)
-        if names.overlay_link(other.name) == names.overlay_link(item.name):
-            yield Problem(f"the name leads to the same link name as {other.ref}", "$.name", other.ref)
+    for other, text, field in (
+        (state.host_with(item.cluster, item.address), f"the underlay address {item.address} is taken by", "$.address"),
+        (state.host_behind(item.cluster, names.overlay_link(item.name)), "the name leads to the same link name as", "$.name"),
+    ):
+        if other is not None and other.name != item.name:
+            yield Problem(f"{text} {other.ref}", field, other.ref)
     if len(item.uplink) > names.LINK_NAME_BYTES or item.uplink.startswith((names.OVERLAY_LINK_PREFIX, names.TUNNEL_LINK_PREFIX)):
         yield Problem(f"{item.uplink!r} cannot be an uplink: at most 15 bytes, not beginning with mo. or mt.", "$.uplink", retry=False)
     for attachment in state.attachments[item.cluster].values():
         yield from _underlay(item.address, item.ref, attachment, state, "$.address")
+    if isinstance(item, Gateway) and (own := state.attachments[item.cluster].get(item.name)) is not None:
+        # The far end sends its outer packets here: not into one of its own prefixes for this side.
+        yield from _underlay(item.address, item.ref, Attachment(own.peering, 1 - own.place), state, "$.address")
     if isinstance(item, Node):
         yield from _node_prefixes(item, cluster, state)
-
-
-def _other_hosts(item: Node | Gateway, state: State) -> Iterator[Node | Gateway]:
-    yield from (other for other in state.nodes[item.cluster].values() if other.name != item.name)
-    yield from (other for other in state.gateways[item.cluster].values() if other.name != item.name)
 
 
 def _node_prefixes(item: Node, cluster: Cluster, state: State) -> Iterator[Problem]:
@@ -185,8 +195,8 @@ def _peering(item: Peering, state: State) -> Iterator[Problem]:
     yield from missing
     if missing:
         return
-    if item.port <= VXLAN_PORT < item.port + TUNNELS_MAX:
-        yield Problem(f"the {TUNNELS_MAX} ports from {item.port} on hold {VXLAN_PORT}, the overlay's", "$.port", retry=False)
+    if item.port <= layout.VXLAN_PORT < item.port + TUNNELS_MAX:
+        yield Problem(f"the {TUNNELS_MAX} ports from {item.port} on hold {layout.VXLAN_PORT}, the overlay's", "$.port", retry=False)
     for index in (0, 1):
         attachment = Attachment(item, index)
         lengths = list(_remap_lengths(attachment, state, f"$.ends[{index}]"))
@@ -228,6 +238,7 @@ def _seen(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
     seen = list(_seen_fields(attachment, state, at))
     taken = list(_taken_prefixes(attachment, state))
     for index, (field, prefix) in enumerate(seen):
+        yield from _reserved(prefix, field)
         for theirs, owner in taken:
             if prefix.overlaps(theirs):
                 yield Problem(f"{prefix} overlaps {theirs} of {owner}; give a remap that is free there", field, owner)

@@ -51,7 +51,7 @@ class Exhausted(ValueError):
 
 
 class Allocations:
-    """All allocations. `changed` lists the subjects' keys to be written, until ``take_changes``."""
+    """All allocations, and which of them are to be written (``take_changes``); one that is gone is written as nothing."""
 
     def __init__(self) -> None:
         self.numbers: dict[HostId, Number] = {}
@@ -78,9 +78,13 @@ class Allocations:
 
     def allocate(self, state: State, item: Topology) -> None:
         """Give `item` what it needs and does not have yet. `state` already holds it."""
-        if isinstance(item, Node | Gateway) and HostId(item.cluster, item.name) not in self.numbers:
-            host = HostId(item.cluster, item.name)
-            self.put_number(host, Number(self._free_number(state, host)))
+        if not isinstance(item, Node | Gateway):
+            return
+        host = HostId(item.cluster, item.name)
+        if host not in self.numbers or self.number(host) > _room(state, host.cluster):
+            number = self._free_number(state, host)
+            self._release(host)
+            self.put_number(host, Number(number))
             self._changed.add((NUMBER, *host))
 
     def take_changes(self) -> list[tuple[str, str, str]]:
@@ -89,7 +93,7 @@ class Allocations:
         return found
 
     def _free_number(self, state: State, host: HostId) -> int:
-        room = min(HOST_NUMBER_MAX, state.clusters[host.cluster].internal_prefix.network.num_addresses - 2)
+        room = _room(state, host.cluster)
         first = int.from_bytes(hashlib.blake2b(host.name.encode(), digest_size=8).digest(), "big") % room
         candidates = [(first + step) % room + 1 for step in range(room)]
         for number in candidates:
@@ -97,10 +101,22 @@ class Allocations:
                 return number
         for number in candidates:
             if state.host(self._owner[host.cluster, number]) is None:
-                del self.numbers[self._owner[host.cluster, number]]
+                self._release(self._owner[host.cluster, number])
                 return number
         msg = f"the internal prefix {state.clusters[host.cluster].internal_prefix} has no room for another host ({room} in use)"
         raise Exhausted(msg)
+
+    def _release(self, host: HostId) -> None:
+        """Forget a host's number; that it has none any more is written like any other change."""
+        value = self.numbers.pop(host, None)
+        if value is not None:
+            self._owner.pop((host.cluster, value.number), None)
+            self._changed.add((NUMBER, *host))
+
+
+def _room(state: State, cluster: str) -> int:
+    """The highest host number that the cluster's internal prefix has an address for."""
+    return min(HOST_NUMBER_MAX, state.clusters[cluster].internal_prefix.network.num_addresses - 2)
 
 
 def advance(current: Rollout, wanted: int, *, first_holds: bool, both_hold: bool) -> Rollout:

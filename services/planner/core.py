@@ -25,12 +25,17 @@ _KIND_BY_TOKEN = {kind.lower(): kind for kind in KINDS}
 
 
 class Said(Struct, frozen=True):
-    """One topology message: the subject's tokens, the payload (empty: delete), its place in the stream, when it was stored (Unix time)."""
+    """One topology message: the subject and its tokens (none: they cannot be read), the payload (empty: delete), its place in the stream.
+
+    `stored_s` is when the broker stored it (Unix time), `trace` its traceparent.
+    """
 
     tokens: tuple[str, ...]
     payload: bytes
     sequence: int
     stored_s: float = 0.0
+    trace: str = ""
+    subject: str = ""
 
 
 class Admitted(NamedTuple):
@@ -92,6 +97,8 @@ class Core:
         outcome = Outcome()
         for said in events:
             self._hear_one(said, outcome)
+        in_force = {entry.said.sequence for entry in outcome.admitted}
+        outcome.refused = [refusal for refusal in outcome.refused if refusal.sequence not in in_force]
         if quiet:
             outcome.refused.clear()
             outcome.unreadable.clear()
@@ -125,7 +132,8 @@ class Core:
             return
         kind, cluster, name = _KIND_BY_TOKEN[said.tokens[0]], said.tokens[1], said.tokens[2]
         ref = f"{kind}/{cluster}/{name}"
-        if said.sequence <= self.sequences.get(ref, 0):
+        waiting = self._pending[ref][1].sequence if ref in self._pending else 0
+        if said.sequence <= self.sequences.get(ref, 0) or said.sequence < waiting:
             return
         self._pending.pop(ref, None)
         item, problem = _read(ref, said)
@@ -149,9 +157,18 @@ class Core:
             self.state.remove(ref)
             if isinstance(before, Peering):
                 self.allocations.set_rollout((before.cluster, before.name), NOTHING)
-        self.sequences[ref] = said.sequence
         if item != before:
-            self._dirty |= self._compiler.refresh([part for part in (before, item) if part is not None])
+            concerned = [part for part in (before, item) if part is not None]
+            try:
+                self._dirty |= self._compiler.refresh(concerned)
+            except (ValueError, KeyError) as error:
+                # Admission should have known. One object that no plan can be made of must not stop all others.
+                self.state.remove(ref)
+                if before is not None:
+                    self.state.put(before)
+                self._compiler.refresh(concerned)
+                return Problem(f"no plan can be made of it: {error}", retry=False)
+        self.sequences[ref] = said.sequence
         outcome.admitted.append(Admitted(ref, item, said))
         if item is None and isinstance(before, Node | Gateway):
             self._drop_key(HostId(before.cluster, before.name), said, outcome)
@@ -162,7 +179,7 @@ class Core:
         key = self.state.keys.get(host)
         if key is not None:
             self.state.remove(key.ref)
-            self.sequences[key.ref] = said.sequence
+            self.sequences[key.ref] = max(said.sequence, self.sequences.get(key.ref, 0))
             self._dirty |= self._compiler.refresh([key])
             outcome.admitted.append(Admitted(key.ref, None, said))
 

@@ -28,7 +28,8 @@ VXLAN_OVERHEAD_BYTES = 50
 WIREGUARD_OVERHEAD_BYTES = 60
 """Outer IPv4 (20), UDP (8), WireGuard data header (16) and authentication tag (16)."""
 
-TUNNELS_MAX = 64
+RESERVED = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
+"""Prefixes that no cluster may use: this network, loopback, link-local (the tunnels' own addresses among them), multicast and beyond."""
 TUNNEL_NETWORK = "169.254.18.0/24"
 """Each tunnel has a /30 of it; the end that is named first in the peering has the first address (Liqo's numbers)."""
 

@@ -15,6 +15,7 @@ OVERLAY_LINK_PREFIX = "mo."
 TUNNEL_LINK_PREFIX = "mt."
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HASH_CHARACTERS = 10
+_OWN_TABLES = ("marker", "scratch")
 
 
 def fit(prefix: str, name: str, limit: int = LINK_NAME_BYTES) -> str:
@@ -37,4 +38,6 @@ def tunnel_link(index: int) -> str:
 
 def table(cluster: str, peering: str) -> str:
     """Name of the nftables table of a peering; `cluster` is the one whose subject space holds the peering."""
-    return fit("meshmark.", f"{cluster}.{peering}", limit=48)
+    # A dot in the cluster's name would make two pairs one; and a cluster may be called as a table that is not a peering's.
+    plain = "." not in cluster and cluster not in _OWN_TABLES
+    return fit("meshmark.", f"{cluster}.{peering}" if plain else f"{cluster}/{peering}", limit=48)

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 import structlog
 
 from schemas import codec, subjects
 from schemas.plan import Cause, HostPlan, PlanDiff, SnapshotHead
-from schemas.snapshot import join, split
+from schemas.snapshot import Chunks, TornError, join
 from schemas.status import ApplyReport
 from schemas.topology import KINDS, Topology, decode_topology
 from services.planner.allocate import NUMBER, Number, Rollout
 from services.planner.core import Core, Outcome, Said, Step
 from services.planner.state import HostId
+from services.runtime import events
 from services.runtime.broker import BatchMessage, Broker
 from services.runtime.deadletters import dead_letter
 from services.runtime.errors import Poison
@@ -44,11 +46,13 @@ class Planner:
         self._broker: Broker = context.broker
         self._core = Core()
         self._inbox: asyncio.Queue[Message] = asyncio.Queue(maxsize=_BATCH_MAX)
+        self._arrived = asyncio.Event()
         self._epoch = 1
         self._generations: dict[HostId, int] = {}
         self._plan_sequences: dict[HostId, int] = {}
         self._head_sequences: dict[HostId, int] = {}
-        self._chunks: dict[HostId, tuple[str, ...]] = {}
+        self._chunks: dict[HostId, Chunks] = {}
+        self._last_sequences: dict[str, int] = {}
         self._served: set[HostId] = set()
 
     async def run(self) -> None:
@@ -57,6 +61,7 @@ class Planner:
         await self._restore()
         await self._publish_plans((), time.time())
         self._context.ready("planner")
+        self._arrived.set()
         async with asyncio.TaskGroup() as group:
             feeds = [
                 group.create_task(self._feed(_TOPOLOGY, "planner-topology"), name="topology"),
@@ -69,6 +74,7 @@ class Planner:
     async def _feed(self, stream: str, durable: str) -> None:
         async for message in self._broker.consume(stream, durable, max_ack_pending=_BATCH_MAX, max_deliver=-1):
             await self._inbox.put(message)
+            self._arrived.set()
 
     async def _work(self) -> None:
         """Take what has arrived, decide on all of it, write, acknowledge."""
@@ -84,22 +90,20 @@ class Planner:
             outcome = self._core.hear(said)
             await self._write(outcome)
             causes = tuple(Cause(entry.ref, entry.said.sequence, entry.said.stored_s) for entry in outcome.admitted)
-            await self._publish_plans(causes, time.time())
+            trace = next((entry.said.trace for entry in outcome.admitted if entry.said.trace), "")
+            await self._publish_plans(causes, time.time(), trace)
             for message in batch:
                 await message.settle()
 
     async def _next_batch(self) -> list[Message]:
-        stop = self._context.stop
-        getter, stopper = asyncio.create_task(self._inbox.get(), name="inbox"), asyncio.create_task(stop.wait(), name="stop")
-        done, pending = await asyncio.wait((getter, stopper), return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        if getter not in done:
-            return []
-        batch = [getter.result()]
+        await self._context.until(self._arrived)
+        self._arrived.clear()
+        batch: list[Message] = []
         while not self._inbox.empty() and len(batch) < _BATCH_MAX:
             batch.append(self._inbox.get_nowait())
-        return batch
+        if not self._inbox.empty():
+            self._arrived.set()
+        return [] if self._context.stop.is_set() else batch
 
     async def _note_report(self, message: Message) -> None:
         try:
@@ -115,7 +119,8 @@ class Planner:
         for entry in outcome.admitted:
             kind, cluster, name = entry.ref.split("/")
             payload = codec.encode(entry.item) if entry.item is not None else b""
-            await self._broker.publish(subjects.state(kind, cluster, name), payload, headers={_SEQUENCE_HEADER: str(entry.said.sequence)})
+            headers = {_SEQUENCE_HEADER: str(entry.said.sequence), **_traced(entry.said.trace)}
+            await self._store(subjects.state(kind, cluster, name), payload, headers)
             metrics.planner_admitted.labels(kind).inc()
             _log.info("admitted", object=entry.ref, deleted=entry.item is None, sequence=entry.said.sequence)
         for refusal in outcome.refused:
@@ -124,31 +129,34 @@ class Planner:
             metrics.planner_refused.labels(refusal.kind).inc()
             _log.warning("refused", object=f"{refusal.kind}/{refusal.cluster}/{refusal.name}", field=refusal.field, reason=refusal.reason)
         for said, reason in outcome.unreadable:
-            subject = ".".join((subjects.TOPOLOGY, *map(subjects.token, said.tokens)))
-            await dead_letter(self._broker, "planner", Message(subject, said.payload, sequence=said.sequence), reason)
+            await dead_letter(self._broker, "planner", Message(said.subject, said.payload, sequence=said.sequence), reason)
 
     async def _write_allocations(self) -> None:
         allocations = self._core.allocations
         for what, cluster, name in allocations.take_changes():
-            value = allocations.numbers[HostId(cluster, name)] if what == NUMBER else allocations.rollouts[cluster, name]
-            await self._broker.publish(subjects.allocation(what, cluster, name), codec.encode(value))
+            value = allocations.numbers.get(HostId(cluster, name)) if what == NUMBER else allocations.rollouts[cluster, name]
+            await self._store(subjects.allocation(what, cluster, name), codec.encode(value) if value is not None else b"")
 
-    async def _publish_plans(self, causes: tuple[Cause, ...], admitted_s: float) -> None:
+    async def _store(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Write the subject's next value, by compare-and-set: Conflict when another planner wrote it meanwhile."""
+        expect = self._last_sequences.get(subject, 0)
+        self._last_sequences[subject] = await self._broker.publish(subject, payload, expect=expect, headers=headers)
+
+    async def _publish_plans(self, causes: tuple[Cause, ...], admitted_s: float, trace: str = "") -> None:
         with self._context.metrics.compile_seconds.time():
             steps = self._core.steps()
         await self._write_allocations()
         for step in steps:
-            await self._publish_plan(step, causes, admitted_s)
+            await self._publish_plan(step, causes, admitted_s, trace)
         for kind in KINDS:
-            count = sum(item.kind == kind for item in self._core.state.objects.values())
-            self._context.metrics.planner_objects.labels(kind).set(count)
+            self._context.metrics.planner_objects.labels(kind).set(self._core.state.count(kind))
         self._context.metrics.planner_hosts.set(len(self._core.published))
 
-    async def _publish_plan(self, step: Step, causes: tuple[Cause, ...], admitted_s: float) -> None:
+    async def _publish_plan(self, step: Step, causes: tuple[Cause, ...], admitted_s: float, trace: str) -> None:
         host = step.host
         await self._serve(host)
         generation = self._generations.get(host, 0) + 1
-        await self._write_snapshot(step.plan, host, generation)
+        await self._write_snapshot(step, generation)
         diff = PlanDiff(
             step.plan.cluster,
             step.plan.host,
@@ -165,7 +173,9 @@ class Planner:
             payload = codec.encode(
                 PlanDiff(diff.cluster, diff.host, diff.epoch, generation, resync=True, causes=causes[:16], drift=diff.drift)
             )
-        sequence = await self._broker.publish(subjects.plan(*host), payload, expect=self._plan_sequences.get(host, 0))
+        sequence = await self._broker.publish(
+            subjects.plan(*host), payload, expect=self._plan_sequences.get(host, 0), headers=_traced(trace)
+        )
         self._plan_sequences[host] = sequence
         self._generations[host] = generation
         self._core.published[host] = step.plan
@@ -173,23 +183,26 @@ class Planner:
         operations = sum(len(unit.put) + len(unit.drop) for unit in step.diffs)
         _log.info("planned", host=str(host), generation=generation, operations=operations)
 
-    async def _write_snapshot(self, plan: HostPlan, host: HostId, generation: int) -> None:
-        head, chunks = split(plan, self._epoch, generation)
-        before = self._chunks.get(host, ())
-        changed = [
-            number for number in range(len(chunks)) if before[number : number + 1] != (head.chunks[number],) or len(before) != len(chunks)
-        ]
-        batch = [BatchMessage(subjects.snapshot(*host, str(number)), chunks[number]) for number in changed]
-        batch.append(BatchMessage(subjects.snapshot(*host, _HEAD), codec.encode(head), self._head_sequences.get(host, 0)))
+    async def _write_snapshot(self, step: Step, generation: int) -> None:
+        host, plan = step.host, step.plan
+        chunks = self._chunks.get(host)
+        if chunks is None or chunks.is_crowded:
+            chunks = self._chunks[host] = Chunks(plan)
+            changed = list(range(len(chunks)))
+        else:
+            changed = chunks.change(step.diffs)
+        batch = [BatchMessage(subjects.snapshot(*host, str(number)), chunks.encoded(number)) for number in changed]
+        head = codec.encode(chunks.head(plan, self._epoch, generation))
+        batch.append(BatchMessage(subjects.snapshot(*host, _HEAD), head, self._head_sequences.get(host, 0)))
         self._head_sequences[host] = await self._broker.publish_batch(batch)
-        self._chunks[host] = head.chunks
 
     async def _serve(self, host: HostId) -> None:
         """Make sure that the host's services find a consumer for their plan."""
         if host in self._served:
             return
         for service in _HOST_SERVICES:
-            await self._broker.ensure_consumer(_PLAN, subjects.consumer(service, *host), filter_subject=subjects.plan(*host))
+            name, subject = subjects.consumer(service, *host), subjects.plan(*host)
+            await self._broker.ensure_consumer(_PLAN, name, filter_subject=subject, max_deliver=-1)
         self._served.add(host)
 
     # Restoring -----------------------------------------------------------------------------------------------------------------------
@@ -199,6 +212,7 @@ class Planner:
         objects: list[tuple[Topology, int]] = []
         async for message in self._broker.replay(_STATE, f"{subjects.STATE}.>"):
             sequence = int(message.headers.get(_SEQUENCE_HEADER, "0"))
+            self._last_sequences[message.subject] = message.sequence
             if message.data:
                 objects.append((decode_topology(message.data), sequence))
             else:
@@ -217,6 +231,9 @@ class Planner:
     async def _restore_allocations(self) -> None:
         async for message in self._broker.replay(_ALLOCATION, f"{subjects.ALLOCATION}.>"):
             what, cluster, name = subjects.parse(message.subject).tokens
+            self._last_sequences[message.subject] = message.sequence
+            if not message.data:
+                continue
             if what == NUMBER:
                 self._core.allocations.put_number(HostId(cluster, name), codec.decode(message.data, Number))
             else:
@@ -235,8 +252,10 @@ class Planner:
                 chunks[host, chunk] = message.data
         published = {}
         for host, head in heads.items():
-            published[host] = join(head, [chunks[host, str(number)] for number in range(len(head.chunks))])
-            self._chunks[host] = head.chunks
+            try:
+                published[host] = join(head, [chunks.get((host, str(number)), b"") for number in range(len(head.chunks))])
+            except TornError as error:
+                _log.warning("snapshot_rewritten", host=str(host), why=str(error))
             self._generations[host] = head.generation
             self._epoch = max(self._epoch, head.epoch + 1)
             await self._announce(host, head)
@@ -269,7 +288,17 @@ def _kind(token: str) -> str:
 
 
 def _said(message: Message) -> Said:
-    return Said(subjects.parse(message.subject).tokens, message.data, message.sequence, message.stored_s)
+    try:
+        tokens = subjects.parse(message.subject).tokens
+    except ValueError:
+        tokens = ()
+    trace = message.headers.get(events.TRACEPARENT, "")
+    return Said(tokens, message.data, message.sequence, message.stored_s, trace, message.subject)
+
+
+def _traced(trace: str) -> dict[str, str]:
+    """Headers that carry a trace on to the next message."""
+    return {events.TRACEPARENT: events.child(trace)} if trace else {}
 
 
 async def main(context: Context) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from schemas.topology import Cluster, Gateway, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
 from schemas.values import Address, Prefix
+from services.planner.names import overlay_link
 
 
 class HostId(NamedTuple):
@@ -56,6 +57,9 @@ class State:
         self.keys: dict[HostId, PublicKey] = {}
         self.attachments: dict[str, dict[str, Attachment]] = defaultdict(dict)
         self._addresses: dict[tuple[str, Address], str] = {}
+        self._hosts_by_address: dict[tuple[str, Address], Node | Gateway] = {}
+        self._hosts_by_link: dict[tuple[str, str], Node | Gateway] = {}
+        self._counts: Counter[str] = Counter()
         for item in objects:
             self.put(item)
 
@@ -63,6 +67,10 @@ class State:
         """Add an object, or replace the one with its reference."""
         self.remove(item.ref)
         self.objects[item.ref] = item
+        self._counts[item.kind] += 1
+        if isinstance(item, Node | Gateway):
+            self._hosts_by_address[item.cluster, item.address] = item
+            self._hosts_by_link[item.cluster, overlay_link(item.name)] = item
         match item:
             case Cluster():
                 self.clusters[item.name] = item
@@ -83,13 +91,15 @@ class State:
     def remove(self, ref: str) -> Topology | None:
         """Take an object out; returns it, or None when it was not there."""
         item = self.objects.pop(ref, None)
+        if item is not None:
+            self._counts[item.kind] -= 1
         match item:
             case Cluster():
                 del self.clusters[item.name]
-            case Node():
-                del self.nodes[item.cluster][item.name]
-            case Gateway():
-                del self.gateways[item.cluster][item.name]
+            case Node() | Gateway():
+                del (self.nodes if isinstance(item, Node) else self.gateways)[item.cluster][item.name]
+                self._hosts_by_address.pop((item.cluster, item.address), None)
+                self._hosts_by_link.pop((item.cluster, overlay_link(item.name)), None)
             case PublicKey():
                 del self.keys[HostId(item.cluster, item.name)]
             case Peering():
@@ -117,6 +127,18 @@ class State:
     def hosts_of(self, cluster: str) -> Iterator[HostId]:
         yield from (HostId(cluster, name) for name in self.nodes[cluster])
         yield from (HostId(cluster, name) for name in self.gateways[cluster])
+
+    def host_with(self, cluster: str, address: Address) -> Node | Gateway | None:
+        """The host that has this underlay address."""
+        return self._hosts_by_address.get((cluster, address))
+
+    def host_behind(self, cluster: str, link: str) -> Node | Gateway | None:
+        """The host whose overlay link has this name on others."""
+        return self._hosts_by_link.get((cluster, link))
+
+    def count(self, kind: str) -> int:
+        """How many objects of a kind there are."""
+        return self._counts[kind]
 
     def pod_with(self, cluster: str, address: Address) -> str | None:
         """Reference of the pod that has this address."""

@@ -110,7 +110,7 @@ class Broker:
             wanted[_MESSAGE_ID] = message_id
         return await self._store(subject, data, wanted)
 
-    async def publish_surely(self, subject: str, data: bytes) -> None:
+    async def publish_surely(self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None) -> None:
         """Store one message, however long the broker is away; gives up only when `stop` is set. Permanent and Conflict are raised.
 
         The message has an id, so that an answer that got lost does not store it twice.
@@ -118,7 +118,7 @@ class Broker:
         message_id = uuid4().hex
         while not self.stop.is_set():
             try:
-                await self.publish(subject, data, message_id=message_id)
+                await self.publish(subject, data, message_id=message_id, headers=headers)
             except (Transient, OutcomeUnknown, Waiting) as error:
                 log.warning("publish_waits", subject=subject, error=str(error))
                 with contextlib.suppress(TimeoutError):

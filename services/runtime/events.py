@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 TRACEPARENT = "traceparent"
+SEQUENCE = "Meshmark-Sequence"
+"""Header of a STATE message: the sequence in TOPOLOGY of what was admitted by it."""
 _TRACE = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 

@@ -45,7 +45,7 @@ class Metrics:
         self.applied_generation = self._gauge("applied_generation", "Generation that the kernel holds")
         self.wanted_generation = self._gauge("wanted_generation", "Newest generation received")
         self.unit_outcomes = self._gauge("units", "Units of the plan, by the outcome of the last turn", "outcome")
-        self.operations = self._counter("operations", "Kernel operations made", "layer")
+        self.operations = self._counter("operations", "Kernel operations made")
         self.resyncs = self._counter("resyncs", "Full comparisons with the kernel or the snapshot", "why")
 
     def _auditor(self) -> None:

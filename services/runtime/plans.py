@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from schemas import codec, snapshot, subjects
 from schemas.plan import HostPlan, PlanDiff, SnapshotHead, apply_diff
-from schemas.values import Name
+from services.runtime import events
 from services.runtime.broker import Broker
 from services.runtime.deadletters import dead_letter
 from services.runtime.errors import OutcomeUnknown, Transient, Waiting
@@ -30,13 +30,18 @@ log = structlog.get_logger(__name__)
 
 
 class Update(Struct, frozen=True):
-    """A plan in force, and what led to it: the difference and its message, or neither when it was read from the snapshot at start."""
+    """A plan in force, and the difference that led to it; None when it was read from the snapshot at start. `trace` is its traceparent."""
 
     plan: HostPlan
     epoch: int
     generation: int
     diff: PlanDiff | None = None
-    message: Message | None = None
+    trace: str = ""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and generation: a later plan has a higher place."""
+        return self.epoch, self.generation
 
 
 async def fetch_plan(broker: Broker, cluster: str, host: str) -> Update | None:
@@ -55,32 +60,34 @@ async def _fetch_once(broker: Broker, cluster: str, host: str) -> Update | None:
         chunks.append(chunk.data if chunk else b"")
     try:
         return Update(snapshot.join(head, chunks), head.epoch, head.generation)
-    except ValueError as error:
+    except snapshot.TornError as error:
         msg = f"the snapshot of {cluster}/{host} is being written: {error}"
         raise Transient(msg, 0.05) from None
 
 
 async def follow_plan(broker: Broker, service: str, cluster: str, host: str) -> AsyncIterator[Update]:
-    """The host's plan at start, if there is one, then again after every difference. The receiver acknowledges `message`."""
+    """The host's plan at start, if there is one, then again after every difference.
+
+    A difference is acknowledged here, once the plan after it is known: the snapshot holds it from then on, whatever becomes of the receiver.
+    """
     current = await _first(broker, cluster, host)
     if current is not None:
         yield current
     async for message in broker.consume(PLAN_STREAM, subjects.consumer(service, cluster, host), create=False):
-        try:
-            following = await _next(broker, current, message, cluster, host)
-        except codec.DecodeError as error:
-            await dead_letter(broker, service, message, str(error), cluster=cluster)
-            await message.term("not a plan")
-            continue
-        except (Transient, OutcomeUnknown, Waiting) as error:
-            log.warning("plan_waits", error=str(error))
-            await message.nak(_AGAIN_S)
-            continue
-        if following is None:
-            await message.settle()
-            continue
-        current = following
-        yield current
+        following = None
+        with contextlib.suppress(OutcomeUnknown, Transient):  # an answer that got lost means a redelivery, which changes nothing
+            try:
+                following = await _next(broker, current, message, cluster, host)
+                await message.settle()
+            except codec.DecodeError as error:
+                await dead_letter(broker, service, message, str(error), cluster=cluster)
+                await message.term("not a plan")
+            except (Transient, OutcomeUnknown, Waiting) as error:
+                log.warning("plan_waits", error=str(error))
+                await message.nak(_AGAIN_S)
+        if following is not None:
+            current = following
+            yield current
 
 
 async def _first(broker: Broker, cluster: str, host: str) -> Update | None:
@@ -88,7 +95,7 @@ async def _first(broker: Broker, cluster: str, host: str) -> Update | None:
     while not broker.stop.is_set():
         try:
             return await fetch_plan(broker, cluster, host)
-        except (Waiting, Transient, OutcomeUnknown) as error:
+        except (Waiting, Transient, OutcomeUnknown, codec.DecodeError) as error:
             log.info("plan_waits", error=str(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN_S):
@@ -99,16 +106,18 @@ async def _first(broker: Broker, cluster: str, host: str) -> Update | None:
 async def _next(broker: Broker, current: Update | None, message: Message, cluster: str, host: str) -> Update | None:
     """The plan after this difference, or None when it is an old one."""
     diff = codec.decode(message.data, PlanDiff)
-    if current is not None and (diff.epoch, diff.generation) <= (current.epoch, current.generation):
+    trace = message.headers.get(events.TRACEPARENT, "")
+    if current is not None and (diff.epoch, diff.generation) <= current.place:
         return None
     plan = None if diff.resync else _advance(current, diff)
     if plan is not None:
-        return Update(plan, diff.epoch, diff.generation, diff, message)
+        return Update(plan, diff.epoch, diff.generation, diff, trace)
     fetched = await fetch_plan(broker, cluster, host)
-    if fetched is None:
-        msg = f"generation {diff.generation} of {cluster}/{host} was announced, but there is no snapshot"
+    if fetched is None or fetched.place < (diff.epoch, diff.generation):
+        # Written before it was announced: a replica that lags does not have it yet.
+        msg = f"generation {diff.generation} of {cluster}/{host} was announced, but its snapshot is not there yet"
         raise Transient(msg)
-    return Update(fetched.plan, fetched.epoch, fetched.generation, diff, message)
+    return Update(fetched.plan, fetched.epoch, fetched.generation, diff, trace)
 
 
 def _advance(current: Update | None, diff: PlanDiff) -> HostPlan | None:
@@ -117,7 +126,3 @@ def _advance(current: Update | None, diff: PlanDiff) -> HostPlan | None:
         return HostPlan(diff.cluster, diff.host, apply_diff(plan.units, diff.units), diff.drift)
     except ValueError:
         return None
-
-
-def empty_plan(cluster: str, host: str) -> HostPlan:
-    return HostPlan(Name(cluster), Name(host), {})

@@ -17,6 +17,16 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
+_TURN_BACKOFF = wait_random_exponential(multiplier=0.25, max=30)
+
+
+def backoff_s(attempt: int) -> float:
+    """How long to wait after attempt number `attempt`, from 1, of what is tried for ever: exponential with jitter, at most 30 s."""
+    state = RetryCallState(AsyncRetrying(), None, (), {})
+    state.attempt_number = attempt
+    return _TURN_BACKOFF(state)
+
+
 async def retrying(
     what: str,
     action: Callable[[], Awaitable[T]],

@@ -41,6 +41,15 @@ class Context(Struct, frozen=True):
     log: structlog.typing.FilteringBoundLogger
     port: int = 0
 
+    async def until(self, event: asyncio.Event, timeout_s: float | None = None) -> None:
+        """Wait until `event` or `stop` is set, or the time is over."""
+        waiting = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self.stop.wait())]
+        try:
+            await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+
 
 Main = Callable[[Context], Awaitable[None]]
 
@@ -65,7 +74,7 @@ def run(name: str, settings: Settings, main: Main) -> int:
 
 
 async def _serve(name: str, settings: Settings, main: Main) -> None:
-    metrics, ready, stop = Metrics(), Readiness("broker"), asyncio.Event()
+    metrics, ready, stop = Metrics(), Readiness("broker", name), asyncio.Event()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_signals(stop))
         port = stack.enter_context(HealthServer(settings.http, metrics.registry, ready)).port if settings.http else 0

@@ -31,7 +31,7 @@ from schemas.plan import (
     WireguardLink,
     WireguardPeer,
 )
-from schemas.topology import Cluster, Gateway, Node, Pod
+from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Pod
 from schemas.values import Endpoint, Mac, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
@@ -161,7 +161,7 @@ def element(prefix: Prefix) -> str:
 
 def _chains(attachment: Attachment, table: str) -> Iterator[PlanObject]:
     port = attachment.peering.port
-    outer = (str(layout.VXLAN_PORT), f"{port}-{port + layout.TUNNELS_MAX - 1}")
+    outer = (str(layout.VXLAN_PORT), f"{port}-{port + TUNNELS_MAX - 1}")
     yield NftChain(table, "from_overlay", ((SetMark(layout.CLASS_OUTGOING, layout.CLASS_MASK),),))
     yield NftChain(table, "from_tunnel", ((SetMark(layout.CLASS_INCOMING, layout.CLASS_MASK),),))
     yield from notrack(table, outer)

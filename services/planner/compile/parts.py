@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from schemas.plan import Entry, HostPlan, PlanObject, SummedUnit
+from schemas.plan import Entry, HostPlan, PlanObject, SummedUnit, WireguardLink, WireguardPeer
 from schemas.topology import DriftPolicy, Gateway, Node, Pod, Topology
 from schemas.values import Name
 from services.planner.allocate import Allocations
@@ -39,7 +39,7 @@ class Compiler:
         self._state = state
         self._allocations = allocations
         self._parts: dict[HostId, dict[PartId, Part]] = {}
-        self._plans: dict[HostId, HostPlan] = {}
+        self._units: dict[HostId, dict[str, SummedUnit]] = {}
 
     def refresh(self, changed: Iterable[Topology]) -> set[HostId]:
         """Build again what these objects touch, in the state as it is now; returns the hosts concerned.
@@ -63,52 +63,51 @@ class Compiler:
             else:
                 whole.update(_neighbourhood(self._state, item))
         for host in whole:
-            self._replace(host, _all_parts(self._state, self._allocations, host))
+            self.rebuild(host)
         for host in single.keys() - whole:
             self._update(host, single[host])
-        for host in whole | single.keys():
-            self._plans.pop(host, None)
         return whole | single.keys()
+
+    def rebuild(self, host: HostId) -> None:
+        """Build all parts of a host anew."""
+        self._parts[host] = _all_parts(self._state, self._allocations, host)
+        entries: dict[str, dict[str, Entry]] = {}
+        totals: dict[str, int] = {}
+        for part_id, part in self._parts[host].items():
+            entries.setdefault(part_id.unit, {}).update(part)
+            totals[part_id.unit] = totals.get(part_id.unit, 0) + part.total
+        self._units[host] = {name: SummedUnit(unit, totals[name]) for name, unit in entries.items()}
 
     def plan(self, host: HostId) -> HostPlan:
         """The host's plan as the last refresh left it; without units when it has none."""
-        if host not in self._plans:
-            self._plans[host] = self._merged(host)
-        return self._plans[host]
-
-    def _merged(self, host: HostId) -> HostPlan:
-        entries: dict[str, dict[str, Entry]] = {}
-        totals: dict[str, int] = {}
-        for part_id, part in self._parts.get(host, {}).items():
-            entries.setdefault(part_id.unit, {}).update(part)
-            totals[part_id.unit] = totals.get(part_id.unit, 0) + part.total
-        units = {name: SummedUnit(unit, totals[name]) for name, unit in entries.items()}
         cluster = self._state.clusters.get(host.cluster)
-        return HostPlan(Name(host.cluster), Name(host.name), units, cluster.drift if cluster else DriftPolicy())
-
-    def _replace(self, host: HostId, parts: dict[PartId, Part]) -> None:
-        if parts:
-            self._parts[host] = parts
-        else:
-            self._parts.pop(host, None)
+        drift = cluster.drift if cluster else DriftPolicy()
+        return HostPlan(Name(host.cluster), Name(host.name), dict(self._units.get(host, {})), drift)
 
     def _update(self, host: HostId, sources: set[str]) -> None:
-        parts = self._parts.setdefault(host, {})
+        """Build single parts of a gateway anew, and carry what they change over into its unit."""
         attachment = self._state.attachments[host.cluster].get(host.name)
         if attachment is None:
             return
+        name = unit_name(attachment)
+        parts, units = self._parts.setdefault(host, {}), self._units.setdefault(host, {})
+        put: list[Entry] = []
+        drop: list[str] = []
         for source in sources:
-            part = _gateway_part(self._state, self._allocations, attachment, source)
-            if part:
-                parts[PartId(unit_name(attachment), source)] = part
-            else:
-                parts.pop(PartId(unit_name(attachment), source), None)
+            place = PartId(name, source)
+            before = parts.pop(place, SummedUnit({}, 0))
+            after = _gateway_part(self._state, self._allocations, attachment, source)
+            if after:
+                parts[place] = after
+            put += (entry for key, entry in after.items() if before.get(key) != entry)
+            drop += before.keys() - after.keys()
+        units[name] = units.get(name, SummedUnit({}, 0)).changed(put, drop)
 
 
 def compile_host(state: State, allocations: Allocations, host: HostId) -> HostPlan:
     """The whole plan of one host."""
     compiler = Compiler(state, allocations)
-    compiler._replace(host, _all_parts(state, allocations, host))
+    compiler.rebuild(host)
     return compiler.plan(host)
 
 
@@ -118,11 +117,13 @@ def compile_all(state: State, allocations: Allocations) -> dict[HostId, HostPlan
 
 
 def _neighbourhood(state: State, item: Topology) -> Iterator[HostId]:
-    """Hosts that an object other than a pod or node may touch: all of its clusters, and the far gateways."""
+    """Hosts that an object other than a pod or node may touch: all of its clusters, and of the clusters that these are joined with."""
     clusters = {item.home, *(end.cluster for end in getattr(item, "ends", ()))}
     for cluster in clusters:
         yield from state.hosts_of(cluster)
-        yield from (attachment.far_host for attachment in state.attachments[cluster].values())
+        for attachment in state.attachments[cluster].values():
+            # A peering without remaps shows this cluster's prefixes to every host of the far one.
+            yield from state.hosts_of(attachment.far.cluster)
     if isinstance(item, Gateway):
         yield HostId(item.cluster, item.name)
 
@@ -133,7 +134,7 @@ def _all_parts(state: State, allocations: Allocations, host: HostId) -> dict[Par
     if isinstance(known, Node):
         for attachment in state.attachments[host.cluster].values():
             if attachment.end.gateway in state.gateways[host.cluster]:
-                made = _entries(node.base(state, allocations, attachment, known), _because(state, attachment, known))
+                made = _entries(node.base(state, allocations, attachment, known), _because(attachment, known))
                 parts[PartId(unit_name(attachment), "")] = made
     attachment_here = state.attachments[host.cluster].get(host.name)
     if isinstance(known, Gateway) and attachment_here is not None:
@@ -152,23 +153,25 @@ def _gateway_part(state: State, allocations: Allocations, attachment: Attachment
     item = state.objects.get(source)
     match item:
         case Node():
-            return _entries(gateway.node(state, allocations, attachment, item), _because(state, attachment, item))
+            return _entries(gateway.node(state, allocations, attachment, item), _because(attachment, item))
         case Pod():
             because = (f"Node/{item.cluster}/{item.node}", item.ref, attachment.peering.ref)
             return _entries(gateway.pod(state, allocations, item), because)
         case _ if source == "":
-            return _entries(gateway.base(state, allocations, attachment), _because(state, attachment))
+            keys = [state.keys[host].ref for host in (attachment.host, attachment.far_host) if host in state.keys]
+            return _entries(gateway.base(state, allocations, attachment), _because(attachment), keys)
     return SummedUnit({}, 0)
 
 
-def _because(state: State, attachment: Attachment, *more: Topology) -> tuple[str, ...]:
+def _because(attachment: Attachment, *more: Topology) -> tuple[str, ...]:
+    """What every object of a part comes from; keys are named on what depends on them only."""
     ends = attachment.peering.ends
     refs = [attachment.peering.ref, *(f"Cluster/{end.cluster}/{end.cluster}" for end in ends)]
     refs += [f"Gateway/{end.cluster}/{end.gateway}" for end in ends]
-    refs += [state.keys[host].ref for host in (attachment.host, attachment.far_host) if host in state.keys and not more]
     return (*refs, *(item.ref for item in more))
 
 
-def _entries(objects: Iterable[PlanObject], because: Iterable[str]) -> Part:
+def _entries(objects: Iterable[PlanObject], because: Iterable[str], keys: Iterable[str] = ()) -> Part:
     refs = tuple(sorted(because))
-    return SummedUnit.of(Entry(item, refs) for item in objects)
+    with_keys = tuple(sorted((*refs, *keys)))
+    return SummedUnit.of(Entry(item, with_keys if isinstance(item, WireguardLink | WireguardPeer) else refs) for item in objects)

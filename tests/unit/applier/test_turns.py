@@ -86,7 +86,7 @@ def test_cold_start_repairs_only_what_differs() -> None:
 
 def test_steps_come_in_the_order_that_leaks_nothing() -> None:
     """Guards, sysctls, rules; nft; links, addresses, peers; class routes at last."""
-    steps = order(changes({}, FIRST.objects()), FIRST.objects(), ())
+    steps = order(changes({}, FIRST.objects()), {}, FIRST.objects(), ())
     staged = [change.subject.layer for change in steps.stage]
     assert staged == sorted(staged, key=("route", "sysctl", "rule").index)
     assert {change.subject.layer for change in steps.commit} == {"nft"}
@@ -98,7 +98,7 @@ def test_steps_come_in_the_order_that_leaks_nothing() -> None:
 
 def test_what_goes_as_a_whole_leaves_links_first_and_guards_last() -> None:
     """Links and class routes go before nft, rules and sysctls after it, guards at the very end."""
-    steps = order(changes(FIRST.objects(), {}), {}, FIRST.objects().keys())
+    steps = order(changes(FIRST.objects(), {}), FIRST.objects(), {}, FIRST.objects().keys())
     assert {change.subject.layer for change in steps.leave} == {"link", "route", "address", "wireguard"}
     assert steps.leave[0].subject.layer == "link"
     removed = [change.subject.layer for change in steps.remove]

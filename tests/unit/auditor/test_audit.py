@@ -8,7 +8,7 @@ from schemas.drift import Suspect
 from schemas.plan import HostPlan, NftChain, NftElement, NftTable, PolicyRule, Route
 from schemas.values import Prefix
 from services.applier.core import Applier
-from services.auditor.compare import LAYERS, MARKER_KEY, Finding, compare
+from services.auditor.compare import LAYERS, MARKER_KEY, Finding, View, compare
 from services.auditor.ledger import CONTESTED_AFTER, WINDOW_S, Ledger
 from services.kernel.fake import FakeHost, FakeKernel
 from tests.topologies import ROME_GATEWAY, keys, settled_plans, two_clusters
@@ -23,10 +23,11 @@ def applied() -> FakeHost:
     return host
 
 
-def look(host: FakeHost, plan: HostPlan = PLAN) -> list[Finding]:
+def look(host: FakeHost, plan: HostPlan = PLAN, reported: dict[str, str] = PLAN.digests()) -> list[Finding]:  # noqa: B008
     kernel = FakeKernel(host)
     wanted = {key: item for key, item in plan.objects().items() if item.layer in LAYERS}
-    return compare(plan, kernel.reference(wanted), kernel.read(wanted, LAYERS), kernel.marker(), set(LAYERS))
+    view = View(kernel.reference(wanted), kernel.read(wanted, LAYERS), kernel.marker(), reported)
+    return compare(view, plan, set(LAYERS))
 
 
 def test_what_was_applied_is_no_drift() -> None:
@@ -83,6 +84,12 @@ def test_a_unit_on_its_way_is_no_drift() -> None:
     assert look(host, newer) == []
 
 
+def test_a_plan_that_is_not_held_yet_is_no_drift() -> None:
+    """On a host that never held the plan, nothing is missing: it is still to come."""
+    assert look(FakeHost(), reported={}) == []
+    assert look(FakeHost(), reported={"peering/rome/rome-milan": ""}) == []
+
+
 # The ledger ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -137,5 +144,5 @@ def test_an_unreadable_layer_is_told_once() -> None:
     ledger = Ledger("rome", "gateway")
     assert [event.state for event in ledger.unreadable("nft", "no answer", 1.0)] == ["unknown"]
     assert ledger.unreadable("nft", "no answer", 2.0) == []
-    ledger.observe([], ("nft",), 3.0, {}, 1)
+    assert [(event.key, event.state) for event in ledger.observe([], ("nft",), 3.0, {}, 1)] == [("layer nft", "resolved")]
     assert [event.state for event in ledger.unreadable("nft", "no answer", 4.0)] == ["unknown"]

@@ -49,7 +49,7 @@ def say(value: object) -> bytes:
         (say({**PEERING, "cluster": "turin"}), "$.cluster", "'turin' is at neither end"),
         (say({**PEERING, "ends": [PEERING["ends"][0]] * 2}), "$.ends[1].cluster", "both ends are in 'rome'"),
         (say({**PEERING, "ends": PEERING["ends"][:1]}), "$.ends", "length 2"),
-        (say({**PEERING, "tunnels": 2, "port": 65535}), "$.port", "pass port 65535"),
+        (say({**PEERING, "tunnels": 2, "port": 65535}), "$.port", "leaves no room for 64 tunnels"),
         (
             say({**PEERING, "ends": [{**PEERING["ends"][0], "remapPods": ["10.0.0.0/8", "10.1.1.1/8"]}, PEERING["ends"][1]]}),
             "$.ends[0].remapPods[1]",

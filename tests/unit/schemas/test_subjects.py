@@ -75,7 +75,9 @@ def test_what_is_built_is_what_is_parsed(subject: str, stream: str, tokens: tupl
 
 def test_a_foreign_subject_is_parsed_without_an_error():
     assert subjects.parse("mesh") == ("mesh", ())
-    assert subjects.parse("a.b.%FF") == ("a.b", ("\ufffd",))
+    for odd in ("%FF", "%70ublickey", "%2e", "a*"):
+        with pytest.raises(ValueError, match="write"):
+            subjects.parse(f"a.b.{odd}")
 
 
 @given(NAMES, NAMES)
