@@ -31,8 +31,8 @@ T = TypeVar("T")
 BROKER_ADDRESS = "172.18.255.1"
 URL = f"nats://{BROKER_ADDRESS}:4222"
 PLANNER_USER = 10001
-STOP_S = 10.0  # MESHMARK_SHUTDOWN_S as it is by default
-WAIT_S = 60.0
+STOP_S = 20.0  # MESHMARK_SHUTDOWN_S as it is by default, and as long again for a hard end
+WAIT_S = 120.0
 TUN = Path("/dev/net/tun")
 PROBE = "import sys, urllib.request as r; r.urlopen(f'http://{sys.argv[1]}/readyz', timeout=2)"
 
@@ -57,7 +57,7 @@ class Container:
         for child in self._children(self._process.pid):
             os.kill(child, signal.SIGTERM)
         try:
-            return self._process.wait(3 * STOP_S), time.monotonic() - started
+            return self._process.wait(2 * STOP_S), time.monotonic() - started
         finally:
             self.kill()
 
