@@ -9,17 +9,18 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from cyclopts import App, Parameter
 
+from schemas.values import Name
+from services.cli.hosts import parse_host
+from services.cli.lab.state import write_private
 from services.cli.output import console, note
 from services.runtime.accounts import PLANNER, PUBLISHER, READER, HostUsers, Role, ServerConfig, host_user
 from services.runtime.errors import Permanent
-from services.runtime.settings import Settings, load
-
-ROLES: tuple[Role, ...] = ("applier", "auditor")
+from services.runtime.settings import Settings, load, parse_address, read_credentials
 
 
 @Parameter(name="*")
@@ -31,11 +32,13 @@ class Flags:
     credentials: Annotated[str | None, Parameter(help='JSON file with {"user": …, "password": …}')] = None
     cluster: Annotated[str | None, Parameter(help="Cluster of this host (applier, auditor)")] = None
     host: Annotated[str | None, Parameter(help="Name of this host, as its Node or Gateway object (applier, auditor)")] = None
-    state_dir: Annotated[str | None, Parameter(help="Folder for the private key and what is given back later")] = None
-    http: Annotated[str | None, Parameter(help="Where /healthz, /readyz and /metrics are served; empty for nowhere")] = None
-    log_level: Literal["debug", "info", "warning", "error"] | None = None
-    log_format: Literal["json", "console"] | None = None
-    resync_s: Annotated[float | None, Parameter(help="Period of the auditor's full pass, in seconds")] = None
+    state_dir: Annotated[str | None, Parameter(help="Folder for the private key and what is given back later (applier)")] = None
+    http: Annotated[str | None, Parameter(help="Where /healthz, /readyz and /metrics are; empty for nowhere [default: 127.0.0.1:9464]")] = (
+        None
+    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"] | None, Parameter(help="What is logged; info by default")] = None
+    log_format: Annotated[Literal["json", "console"] | None, Parameter(help="JSON by default; console is for people")] = None
+    resync_s: Annotated[float | None, Parameter(help="Period of the full pass, in seconds (auditor)")] = None
     config: Annotated[Path | None, Parameter(help="TOML file with settings")] = None
 
     def settings(self, environment: dict[str, str]) -> Settings:
@@ -53,17 +56,32 @@ def register(app: App) -> None:
 
 
 def planner(*, flags: Flags | None = None) -> int:
-    """Run the planner: topology events in, plans for all hosts out. One at a time."""
+    """Run the planner: topology events in, plans for all hosts out. One at a time.
+
+    ```sh
+    meshmark planner --nats-url nats://192.0.2.10:4222 --credentials planner.json
+    ```
+    """
     return _run("planner", flags)
 
 
 def applier(*, flags: Flags | None = None) -> int:
-    """Run the applier of this host: keeps the network namespace it is started in as the plan says. Needs CAP_NET_ADMIN."""
+    """Run the applier of this host: keeps the network namespace it is started in as the plan says. Needs CAP_NET_ADMIN.
+
+    ```sh
+    meshmark applier --cluster rome --host node-1 --nats-url nats://192.0.2.10:4222 --credentials applier.json
+    ```
+    """
     return _run("applier", flags)
 
 
 def auditor(*, flags: Flags | None = None) -> int:
-    """Run the auditor of this host: compares the kernel with the plan and publishes drift. Needs CAP_NET_ADMIN to read."""
+    """Run the auditor of this host: compares the kernel with the plan and publishes drift. Needs CAP_NET_ADMIN to read.
+
+    ```sh
+    meshmark auditor --cluster rome --host node-1 --nats-url nats://192.0.2.10:4222 --credentials auditor.json --http 127.0.0.1:9465
+    ```
+    """
     return _run("auditor", flags)
 
 
@@ -77,7 +95,12 @@ def server(
     """Run the embedded nats-server with the accounts that meshmark needs, and write credentials for every user.
 
     Credentials are kept over restarts in DIR/creds: planner.json, publisher.json, reader.json, and for each host
-    applier.CLUSTER.HOST.json and auditor.CLUSTER.HOST.json. To add a host, stop the server and start it again with one more --host.
+    applier=CLUSTER=HOST.json and auditor=CLUSTER=HOST.json, where a dot in a name is %2E. To add a host, stop the server and start it again
+    with one more --host.
+
+    ```sh
+    meshmark server --dir broker --listen 192.0.2.10:4222 --host rome/gateway --host rome/node-1
+    ```
     """
     server_module = importlib.import_module("services.runtime.server")
     config = server_config(directory, listen, host, anonymous=anonymous)
@@ -102,44 +125,54 @@ def server(
 
 def server_config(directory: Path, listen: str, hosts: list[str], *, anonymous: bool) -> ServerConfig:
     """The server's configuration; passwords are read from the credentials folder, or made and written there."""
-    address, _, port = listen.rpartition(":")
-    if not address or not port.isdigit():
-        msg = f"--listen {listen!r} is wrong; write it as address:port, as 127.0.0.1:4222"
-        raise Permanent(msg)
+    try:
+        address, port = parse_address(listen)
+    except ValueError as error:
+        msg = f"--listen {listen!r} is wrong: {error}"
+        raise Permanent(msg) from None
+    names = [_host_name(text) for text in hosts]
     creds = directory / "creds"
-    creds.mkdir(parents=True, exist_ok=True, mode=0o700)
-    users = []
-    for name in hosts:
-        cluster, slash, host = name.partition("/")
-        if not slash or not host:
-            msg = f"--host {name!r} is wrong; write it as cluster/host, as rome/gw"
-            raise Permanent(msg)
-        applier_password, auditor_password = (
-            _password(creds / f"{role}.{cluster}.{host}.json", host_user(role, cluster, host)) for role in ROLES
+    try:
+        creds.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (directory / "nats").mkdir(exist_ok=True)
+        return ServerConfig(
+            address=f"[{address}]" if ":" in address else address,
+            port=port,
+            store_dir=str(directory / "nats" / "store"),
+            planner=_password(creds, PLANNER),
+            publisher=_password(creds, PUBLISHER),
+            reader=_password(creds, READER),
+            system=secrets.token_urlsafe(24),
+            hosts=tuple(
+                HostUsers(cluster, host, **{role: _password(creds, host_user(role, cluster, host)) for role in get_args(Role)})
+                for cluster, host in names
+            ),
+            anonymous=PUBLISHER if anonymous else None,
         )
-        users.append(HostUsers(cluster, host, applier_password, auditor_password))
-    (directory / "nats").mkdir(exist_ok=True)
-    return ServerConfig(
-        address=address,
-        port=int(port),
-        store_dir=str(directory / "nats" / "store"),
-        planner=_password(creds / "planner.json", PLANNER),
-        publisher=_password(creds / "publisher.json", PUBLISHER),
-        reader=_password(creds / "reader.json", READER),
-        system=secrets.token_urlsafe(24),
-        hosts=tuple(users),
-        anonymous=PUBLISHER if anonymous else None,
-    )
+    except OSError as error:
+        msg = f"--dir {directory}: {error.filename or directory}: {error.strerror}"
+        raise Permanent(msg) from error
 
 
-def _password(file: Path, user: str) -> str:
-    """The password in a credentials file, which is made when it is not there."""
-    if file.exists():
-        return str(msgspec.json.decode(file.read_bytes())["password"])
-    password = secrets.token_urlsafe(24)
-    file.touch(mode=0o600)
-    file.write_bytes(msgspec.json.encode({"user": user, "password": password}))
-    return password
+def _host_name(text: str) -> tuple[str, str]:
+    host = parse_host(text)
+    try:
+        return Name.parse(host.cluster), Name.parse(host.name)
+    except ValueError as error:
+        msg = f"--host {text}: {error}"
+        raise Permanent(msg) from None
+
+
+def _password(folder: Path, user: str) -> str:
+    """The password in the user's credentials file, which is made when it is not there. No two users have one file."""
+    file = folder / f"{user}.json"
+    if not file.exists():
+        write_private(file, msgspec.json.encode({"user": user, "password": secrets.token_urlsafe(24)}))
+    found = read_credentials(file)
+    if found.user != user or not found.password:
+        msg = f"{file} does not hold a password of {user}; move it away to have a new one made"
+        raise Permanent(msg)
+    return found.password
 
 
 def _run(service: str, flags: Flags | None) -> int:

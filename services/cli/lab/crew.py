@@ -13,6 +13,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import services
 from services.cli.lab.layout import PREFIX, ROUTER, UNDERLAY, Host
@@ -23,7 +24,6 @@ from services.runtime.accounts import HostUsers, Role, ServerConfig
 from services.runtime.settings import ENVIRONMENT_PREFIX, Settings
 
 _HTTP_PORTS: dict[Role, int] = {"applier": 9501, "auditor": 9502}
-_ROLES: tuple[Role, ...] = ("applier", "auditor")
 _SETTINGS = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in ("config", *Settings.__struct_fields__)}
 _VIEW = 'mkdir -p /run/wireguard && mount --bind "$0" /run/wireguard && exec "$@"'
 """For ``sh -c``: a mount namespace in which /run/wireguard is the folder given first; then the command."""
@@ -37,7 +37,7 @@ class Crew:
         self._port = port
         self._passwords = {name: secrets.token_urlsafe(18) for name in (accounts.PLANNER, accounts.PUBLISHER, accounts.READER)}
         self._system = secrets.token_urlsafe(18)
-        self._hosts: dict[str, HostUsers] = {}
+        self._hosts: dict[tuple[str, str], HostUsers] = {}
 
     def config(self) -> ServerConfig:
         """The broker's configuration for all that were enrolled so far. Who has no credentials is the publisher: the lab is one's own."""
@@ -56,17 +56,16 @@ class Crew:
     def write_credentials(self) -> None:
         """The files of the users that are no host's: the planner's, a publisher's, a reader's."""
         for name, password in self._passwords.items():
-            self._write(name, name, password)
+            self._write(name, password)
 
     def enrol(self, host: Host) -> bool:
         """Make users for a host's services; False when it has them already."""
-        name = service_name(host.namespace)
-        if name in self._hosts:
+        if (host.cluster, host.name) in self._hosts:
             return False
         users = HostUsers(host.cluster, host.name, secrets.token_urlsafe(18), secrets.token_urlsafe(18))
-        self._hosts[name] = users
-        for role in _ROLES:
-            self._write(f"{role}.{name}", accounts.host_user(role, host.cluster, host.name), getattr(users, role))
+        self._hosts[host.cluster, host.name] = users
+        for role in get_args(Role):
+            self._write(accounts.host_user(role, host.cluster, host.name), getattr(users, role))
         return True
 
     def planner(self) -> Command:
@@ -82,7 +81,7 @@ class Crew:
                 f"{role}.{name}",
                 host_view(self._folder, host.namespace),
                 role,
-                self._settings(f"{role}.{name}", ROUTER)
+                self._settings(accounts.host_user(role, host.cluster, host.name), ROUTER)
                 | {
                     "MESHMARK_CLUSTER": host.cluster,
                     "MESHMARK_HOST": host.name,
@@ -90,13 +89,13 @@ class Crew:
                     "MESHMARK_HTTP": f"127.0.0.1:{_HTTP_PORTS[role]}",
                 },
             )
-            for role in _ROLES
+            for role in get_args(Role)
         ]
 
-    def _settings(self, service: str, broker: str) -> dict[str, str]:
+    def _settings(self, user: str, broker: str) -> dict[str, str]:
         return {
             "MESHMARK_NATS_URL": f"nats://{broker}:{self._port}",
-            "MESHMARK_CREDENTIALS": str(self._folder.credentials(service)),
+            "MESHMARK_CREDENTIALS": str(self._folder.credentials(user)),
         }
 
     def _command(self, service: str, prefix: Sequence[str], verb: str, settings: dict[str, str]) -> Command:
@@ -111,8 +110,8 @@ class Crew:
             log=self._folder.log(service),
         )
 
-    def _write(self, name: str, user: str, password: str) -> None:
-        write_private(self._folder.credentials(name), json.dumps({"user": user, "password": password}).encode())
+    def _write(self, user: str, password: str) -> None:
+        write_private(self._folder.credentials(user), json.dumps({"user": user, "password": password}).encode())
 
 
 def service_name(namespace: str) -> str:

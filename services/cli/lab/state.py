@@ -64,9 +64,9 @@ class Folder:
     def url(self) -> Path:
         return self.path / "nats.url"
 
-    def credentials(self, name: str) -> Path:
-        """``publisher``, ``reader``, ``planner``, or a host's service as ``applier.rome.worker-1``."""
-        return self.path / "creds" / f"{name}.json"
+    def credentials(self, user: str) -> Path:
+        """Of ``publisher``, ``reader``, ``planner``, or a host's service by its user name (``accounts.host_user``)."""
+        return self.path / "creds" / f"{user}.json"
 
     def log(self, service: str) -> Path:
         return self.path / "log" / f"{service}.log"
