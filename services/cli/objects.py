@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Container, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,17 +12,24 @@ from cyclopts import App, Parameter
 
 from schemas import codec, subjects
 from schemas.status import Refusal
-from schemas.topology import KINDS, Topology, decode_topology
-from services.cli import files
-from services.cli.output import EXIT_ERROR, Format, console, default_format, emit, fail, note, show_table
+from schemas.topology import KINDS, Topology
+from services.cli import files, records
+from services.cli.output import EXIT_ERROR, Output, console, default_format, emit, fail, note, show_table
 from services.cli.session import Nats
+from services.runtime import events
 from services.runtime.broker import Broker
 from services.runtime.errors import Permanent
 from services.runtime.messages import Message
 
-_SEQUENCE_HEADER = "Meshmark-Sequence"
+_SECOND_THOUGHTS_S = 0.5
+"""What was refused for want of something is admitted right after that: so long may it take."""
 
-Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative=(), help="Topology file: YAML or JSON, any number of objects")]
+Files = Annotated[
+    list[Path], Parameter(name=["--file", "-f"], negative=(), help="Topology file: YAML or JSON, any number of objects; may be repeated")
+]
+Refs = Annotated[str, Parameter(help="KIND/CLUSTER/NAME, as Peering/rome/rome-milan")]
+Kind = Annotated[str | None, Parameter(help="Cluster, Node, Gateway, Peering, Endpoint or PublicKey; capitals and a final s do not matter")]
+ObjectName = Annotated[str | None, Parameter(help="CLUSTER/NAME, or NAME in whatever cluster")]
 Wait = Annotated[float, Parameter(help="How long to wait for the planner's verdict, in seconds; 0 not to wait")]
 
 
@@ -35,17 +43,31 @@ def register(app: App) -> None:
 async def publish(*, file: Files, wait_s: Wait = 10.0, nats: Nats | None = None) -> int:
     """Publish topology objects and wait until the planner has admitted or refused each.
 
+    The kinds of objects are Cluster, Node, Gateway, Peering and Endpoint.
+
     The exit code is 1 when one is refused, or when no verdict came in time.
+
+    ```sh
+    meshmark publish -f topology.yaml
+    meshmark publish -f rome.yaml -f milan.yaml --wait-s 30
+    ```
     """
     items = files.load(file)
     async with (nats or Nats()).connect() as broker:
         return await _say([(item.ref, codec.encode(item)) for item in items], broker, wait_s)
 
 
-async def delete(*refs: str, file: Files = [], wait_s: Wait = 10.0, nats: Nats | None = None) -> int:  # noqa: B006 - cyclopts reads the default
+async def delete(*refs: Refs, file: Files = [], wait_s: Wait = 10.0, nats: Nats | None = None) -> int:  # noqa: B006 - cyclopts reads the default
     """Delete topology objects, named as Kind/cluster/name or by the files that they were published from (last one first).
 
     An object that others still use stays in force until they are gone.
+
+    The exit code is 1 when one is refused, or when no verdict came in time.
+
+    ```sh
+    meshmark delete Peering/rome/rome-milan
+    meshmark delete -f topology.yaml
+    ```
     """
     named = [_reference(ref) for ref in refs] + [item.ref for item in reversed(files.load(file))]
     if not named:
@@ -55,14 +77,20 @@ async def delete(*refs: str, file: Files = [], wait_s: Wait = 10.0, nats: Nats |
         return await _say([(ref, b"") for ref in named], broker, wait_s)
 
 
-async def get(kind: str | None = None, name: str | None = None, *, output: Format | None = None, nats: Nats | None = None) -> int:
-    """Show admitted topology objects: all of them, those of a KIND, or one, as ``get Node rome/worker-1``."""
+async def get(kind: Kind = None, name: ObjectName = None, /, *, output: Output = None, nats: Nats | None = None) -> int:
+    """Show admitted topology objects: all of them, those of a KIND, or one.
+
+    ```sh
+    meshmark get
+    meshmark get nodes
+    meshmark get Peering rome/rome-milan --output yaml
+    ```
+    """
     chosen = _kind(kind) if kind else None
     form = default_format(output)
     async with (nats or Nats()).connect() as broker:
-        items = [
-            item async for item in admitted(broker) if chosen in (None, item.kind) and name in (None, f"{item.home}/{item.name}", item.name)
-        ]
+        in_force = await records.admitted(broker)
+    items = [item for item in in_force if chosen in (None, item.kind) and name in (None, f"{item.home}/{item.name}", item.name)]
     if name is not None and not items:
         fail(f"no {chosen or 'object'} named {name} is admitted")
         return EXIT_ERROR
@@ -73,16 +101,30 @@ async def get(kind: str | None = None, name: str | None = None, *, output: Forma
     return 0
 
 
-async def admitted(broker: Broker) -> AsyncIterator[Topology]:
-    """The topology in force, clusters first."""
-    found: dict[str, Topology] = {}
-    async for message in broker.replay("STATE", f"{subjects.STATE}.>"):
-        if message.data:
-            found[message.subject] = decode_topology(message.data)
+class Verdicts:
+    """What the planner said about messages, by their sequence. An admission is final: no refusal comes before or after it."""
+
+    def __init__(self, sequences: Iterable[int]) -> None:
+        self.open = set(sequences)
+        self.admitted: set[int] = set()
+        self.refused: dict[int, Refusal] = {}
+
+    def hear(self, message: Message) -> None:
+        """Take a message from STATE or REFUSED in, about whatever object it is."""
+        if message.subject.startswith(f"{subjects.REFUSED}."):
+            refusal = codec.decode(message.data, Refusal)
+            sequence = refusal.sequence
+            if sequence not in self.admitted:
+                self.refused[sequence] = refusal
         else:
-            found.pop(message.subject, None)
-    for item in sorted(found.values(), key=lambda item: (list(KINDS).index(item.kind), item.ref)):
-        yield item
+            sequence = int(message.headers.get(events.SEQUENCE, "0"))
+            self.admitted.add(sequence)
+            self.refused.pop(sequence, None)
+        self.open.discard(sequence)
+
+    def may_change(self, sequences: Container[int]) -> bool:
+        """Whether some of these were refused and others admitted: what was refused may have missed just those."""
+        return any(one in sequences for one in self.refused) and any(one in sequences for one in self.admitted)
 
 
 async def _say(messages: list[tuple[str, bytes]], broker: Broker, wait_s: float) -> int:
@@ -95,39 +137,40 @@ async def _say(messages: list[tuple[str, bytes]], broker: Broker, wait_s: float)
         if wait_s == 0:
             note(f"published {len(messages)} objects; not waiting for a verdict")
             return 0
-        verdicts: dict[int, Refusal | None] = {}
-        try:
+        verdicts = Verdicts(waiting)
+        changed = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s), asyncio.TaskGroup() as group:
-                complete = asyncio.Event()
-                collecting = [
-                    group.create_task(_collect(source, verdicts, complete, waiting), name="verdicts") for source in (states, refusals)
-                ]
-                await complete.wait()
+                collecting = [group.create_task(_collect(source, verdicts, changed), name="verdicts") for source in (states, refusals)]
+                await _settle(verdicts, waiting, changed)
                 for task in collecting:
                     task.cancel()
-        except TimeoutError:
-            pass
     return _tell(waiting, verdicts, wait_s, deleted=all(not payload for _, payload in messages))
 
 
-async def _collect(
-    source: AsyncIterator[Message], verdicts: dict[int, Refusal | None], complete: asyncio.Event, waiting: dict[int, str]
-) -> None:
+async def _collect(source: AsyncIterator[Message], verdicts: Verdicts, changed: asyncio.Event) -> None:
     async for message in source:
-        if message.subject.startswith(f"{subjects.REFUSED}."):
-            refusal = codec.decode(message.data, Refusal)
-            verdicts[refusal.sequence] = refusal
-        else:
-            verdicts[int(message.headers.get(_SEQUENCE_HEADER, "0"))] = None
-        if waiting.keys() <= verdicts.keys():
-            complete.set()
+        verdicts.hear(message)
+        changed.set()
 
 
-def _tell(waiting: dict[int, str], verdicts: dict[int, Refusal | None], wait_s: float, *, deleted: bool) -> int:
+async def _settle(verdicts: Verdicts, waiting: Container[int], changed: asyncio.Event) -> None:
+    """Wait until there is a verdict on everything, and a little longer where a refusal may be taken back."""
+    while verdicts.open:
+        await changed.wait()
+        changed.clear()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_SECOND_THOUGHTS_S):
+            while verdicts.may_change(waiting):
+                await changed.wait()
+                changed.clear()
+
+
+def _tell(waiting: dict[int, str], verdicts: Verdicts, wait_s: float, *, deleted: bool) -> int:
     code = 0
     for sequence, ref in sorted(waiting.items()):
-        refusal = verdicts.get(sequence)
-        if sequence not in verdicts:
+        refusal = verdicts.refused.get(sequence)
+        if sequence in verdicts.open:
             fail(f"{ref}: no verdict within {wait_s:g} s; is a planner running?")
             code = EXIT_ERROR
         elif refusal is not None:
@@ -154,9 +197,7 @@ def _short(value: object) -> str:
 
 
 def _kind(text: str) -> str:
-    found = {kind.lower(): kind for kind in KINDS}.get(text.lower().removesuffix("s")) or {kind.lower(): kind for kind in KINDS}.get(
-        text.lower()
-    )
+    found = {kind.lower(): kind for kind in KINDS}.get(text.lower().removesuffix("s"))
     if found is None:
         msg = f"{text!r} is no kind; the kinds are {', '.join(KINDS)}"
         raise Permanent(msg)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import yaml
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from schemas import codec
 
 Format = Literal["table", "json", "yaml"]
+Output = Annotated[Format | None, Parameter(help="Default: a table on a terminal, JSON elsewhere")]
 
 EXIT_ERROR = 1
 EXIT_DIFFERENT = 2
+_LINE_MAX = 2000
+_SHOWN = 300
 
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -55,13 +60,15 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def fail(text: str) -> None:
     """Print an error: one line that says what to do."""
-    errors.print(f"[bold red]error:[/] {_plain(text)}")
+    errors.print(Text.assemble(("error:", "bold red"), " ", line(text)))
 
 
 def note(text: str) -> None:
     """Print something beside the result, to stderr."""
-    errors.print(f"[dim]{_plain(text)}[/]")
+    errors.print(Text(line(text), "dim"))
 
 
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+def line(text: str) -> str:
+    """`text` in one line that can be read: of one that repeats megabytes of somebody's input, its ends."""
+    words = " ".join(text.split())
+    return words if len(words) <= _LINE_MAX else f"{words[:_SHOWN]} … ({len(words)} characters) … {words[-_SHOWN:]}"

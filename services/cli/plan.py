@@ -13,23 +13,30 @@ from rich.markup import escape
 from schemas import codec, subjects
 from schemas.plan import HostPlan, diff_units
 from schemas.topology import PublicKey, Topology
-from services.cli import files
-from services.cli.objects import admitted
-from services.cli.output import EXIT_DIFFERENT, EXIT_ERROR, Format, console, default_format, emit, fail, note
+from services.cli import files, records
+from services.cli.hosts import HostName, choose
+from services.cli.output import EXIT_DIFFERENT, Format, console, emit
 from services.cli.render import plan_text
 from services.cli.session import Nats
-from services.planner.allocate import NUMBER, Allocations, Number, Rollout
 from services.planner.compile import compile_all
 from services.planner.core import Core, Said, settle_rollouts
 from services.planner.state import HostId, State
 from services.runtime.broker import Broker
-from services.runtime.errors import MeshmarkError
+from services.runtime.errors import MeshmarkError, Permanent
 from services.runtime.plans import fetch_plan
 
-Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative=(), help="Topology file; without any, the topology in force")]
+_ANSWER_S = 10.0
+_ANSWERED_MAX = 500
+"""An applier tells no more differences than this."""
+
+Files = Annotated[
+    list[Path], Parameter(name=["--file", "-f"], negative=(), help="Topology file, may be repeated; without any, the topology in force")
+]
+Diff = Annotated[bool, Parameter(negative=(), help="Show how the plan differs from what the running hosts hold")]
 Against = Annotated[
     list[Path], Parameter(negative=(), help="With --diff: compare with the plans of these files instead of the running hosts")
 ]
+Output = Annotated[Format | None, Parameter(help="table is text to read, and the default; json and yaml list the objects")]
 
 
 def register(app: App) -> None:
@@ -38,43 +45,45 @@ def register(app: App) -> None:
 
 
 async def plan(
-    host: str | None = None,
+    host: HostName = None,
+    /,
     *,
     file: Files = [],  # noqa: B006 - cyclopts reads the default
-    diff: bool = False,
+    diff: Diff = False,
     against: Against = [],  # noqa: B006
-    output: Format | None = None,
+    output: Output = None,
     nats: Nats | None = None,
 ) -> int:
-    """Show what each host (or one HOST, as rome/gw) must hold: nft text, ip lines, WireGuard configuration.
+    """Show what each host (or one HOST) must hold: nft text, ip lines, WireGuard configuration.
 
     With files, nothing but the files is needed; public keys are not known then, so WireGuard peers are left out. With --diff, show how the
-    plan differs from what the running hosts hold; the exit code is then 2 on a difference.
+    plan differs from what the running hosts hold, down to their kernels: + is to come, - to go, ~ to change, ? is not known.
+
+    The exit code is 2 on a difference.
+
+    ```sh
+    meshmark plan rome/gateway
+    meshmark plan -f topology.yaml rome/gateway
+    meshmark plan -f topology.yaml --diff                   # what publishing would change
+    meshmark plan -f new.yaml --diff --against old.yaml     # without any host
+    ```
     """
-    chosen = _host(host)
-    if diff and not against:
-        async with (nats or Nats()).connect() as broker:
-            wanted = await _live_plans(broker, files.load(file))
-            return await _diff_running(broker, _only(wanted, chosen), output)
-    if file:
-        wanted = _paper_plans(files.load(file))
-    else:
-        async with (nats or Nats()).connect() as broker:
-            wanted = await _live_plans(broker, [])
-    wanted = _only(wanted, chosen)
-    if chosen is not None and not wanted:
-        fail(f"no host {chosen} in the topology")
-        return EXIT_ERROR
-    if diff:
-        other = _only(_paper_plans(files.load(against)), chosen)
-        return _show_differences(
-            {str(name): _between(other.get(name), wanted.get(name)) for name in sorted(wanted.keys() | other.keys())}, output
-        )
-    if (output or "table") == "table":
-        sys.stdout.write("\n".join(plan_text(found) for _, found in sorted(wanted.items())))
-    else:
-        emit({str(name): found.objects() for name, found in sorted(wanted.items())}, output or default_format(None))
-    return 0
+    if against and not diff:
+        msg = "--against is for --diff; give both"
+        raise Permanent(msg)
+    items, others = files.load(file), files.load(against)
+    if file and not (diff and not against):
+        wanted = _paper_plans(items)
+        return _show_against(wanted, others, host, output) if diff else _show_plans(wanted, host, output)
+    async with (nats or Nats()).connect() as broker:
+        wanted = await _live_plans(broker, items)
+        if not diff:
+            return _show_plans(wanted, host, output)
+        if against:
+            return _show_against(wanted, others, host, output)
+        # A host that the files do not have any more is to hold nothing, which is a difference until it does.
+        names = choose(wanted.keys() | (await records.heads(broker)).keys(), host)
+        return _show_differences({name: await _from_running(broker, name, wanted.get(name)) for name in names}, output)
 
 
 def _paper_plans(items: Iterable[Topology]) -> dict[HostId, HostPlan]:
@@ -95,22 +104,14 @@ def _paper_plans(items: Iterable[Topology]) -> dict[HostId, HostPlan]:
 
 async def _live_plans(broker: Broker, items: list[Topology]) -> dict[HostId, HostPlan]:
     """Plans of these objects, or of the topology in force, with the public keys and allocations that are in force."""
-    in_force = [item async for item in admitted(broker)]
-    keys = [item for item in in_force if isinstance(item, PublicKey)]
-    allocations = Allocations()
-    async for message in broker.replay("ALLOCATION", f"{subjects.ALLOCATION}.>"):
-        what, cluster, name = subjects.parse(message.subject).tokens
-        if what == NUMBER:
-            allocations.put_number(HostId(cluster, name), codec.decode(message.data, Number))
-        else:
-            allocations.rollouts[cluster, name] = codec.decode(message.data, Rollout)
+    in_force = await records.admitted(broker)
+    allocations = await records.allocations(broker)
     if not items:
-        state = State(in_force)
-        return compile_all(state, allocations)
+        return compile_all(State(in_force), allocations)
     _paper_plans(items)
     state = State(items)
-    for key in keys:
-        if key.ref not in state.objects and state.host(HostId(key.cluster, key.name)) is not None:
+    for key in in_force:
+        if isinstance(key, PublicKey) and key.ref not in state.objects and state.host(HostId(key.cluster, key.name)) is not None:
             state.put(key)
     for item in items:
         allocations.allocate(state, item)
@@ -118,21 +119,23 @@ async def _live_plans(broker: Broker, items: list[Topology]) -> dict[HostId, Hos
     return compile_all(state, allocations)
 
 
-async def _diff_running(broker: Broker, wanted: dict[HostId, HostPlan], output: Format | None) -> int:
-    """Compare plans with what hosts hold: their published plan, and their kernel's differences from that."""
-    found: dict[str, list[str]] = {}
-    for name, plan_wanted in sorted(wanted.items()):
-        current = await fetch_plan(broker, *name)
-        lines = _between(current.plan if current else None, plan_wanted)
-        try:
-            answer = await broker.request(subjects.command(*name, "diff"), b"", 10.0)
-            lines += [f"~ {item['key']}  (kernel: {item['found'] or 'not there'})" for item in codec.decode(answer, list[dict[str, str]])]
-        except MeshmarkError as error:
-            if plan_wanted.units or current is not None:
-                note(f"{name}: {error}")
-                lines.append(f"? {name}: the applier does not answer, so its kernel is unknown")
-        found[str(name)] = lines
-    return _show_differences(found, output)
+async def _from_running(broker: Broker, host: HostId, wanted: HostPlan | None) -> list[str]:
+    """How a plan (None: nothing) differs from what the host holds: from its published plan, and its kernel from that."""
+    current = await fetch_plan(broker, *host)
+    held = current.plan if current else None
+    lines = _between(held, wanted)
+    try:
+        answer = await broker.request(subjects.command(*host, "diff"), b"", _ANSWER_S)
+    except MeshmarkError as error:
+        # The kernel of a host that holds nothing and is to hold nothing is nobody's business: its machine may be gone.
+        if (held and held.units) or (wanted and wanted.units):
+            lines.append(f"? its kernel is not known: {error}")
+        return lines
+    told = codec.decode(answer, list[dict[str, str]])
+    lines += [f"~ {item['key']}  (kernel: {item['found'] or 'not there'})" for item in told]
+    if len(told) >= _ANSWERED_MAX:
+        lines.append(f"? the applier tells at most {_ANSWERED_MAX} differences of its kernel; there may be more")
+    return lines
 
 
 def _between(old: HostPlan | None, new: HostPlan | None) -> list[str]:
@@ -144,25 +147,37 @@ def _between(old: HostPlan | None, new: HostPlan | None) -> list[str]:
     return lines
 
 
-def _show_differences(found: dict[str, list[str]], output: Format | None) -> int:
+def _show_plans(plans: dict[HostId, HostPlan], host: str | None, output: Format | None) -> int:
+    names = choose(plans, host)
+    if (output or "table") == "table":
+        sys.stdout.write("\n".join(plan_text(plans[name]) for name in names))
+    else:
+        emit({str(name): plans[name].objects() for name in names}, output or "json")
+    return 0
+
+
+def _show_against(wanted: dict[HostId, HostPlan], others: Iterable[Topology], host: str | None, output: Format | None) -> int:
+    """Compare with the plans of other files."""
+    held = _paper_plans(others)
+    names = choose(wanted.keys() | held.keys(), host)
+    return _show_differences({name: _between(held.get(name), wanted.get(name)) for name in names}, output)
+
+
+def _show_differences(found: dict[HostId, list[str]], output: Format | None) -> int:
     different = any(found.values())
     if (output or "table") == "table":
         colours = {"+": "green", "-": "red", "~": "yellow", "?": "yellow"}
         for host, lines in found.items():
-            console.print(f"{host}: {'no difference' if not lines else f'{len(lines)} differences'}")
+            console.print(f"{host}: {_count(lines)}")
             for line in lines:
                 console.print(f"  [{colours[line[0]]}]{escape(line)}[/]")
     else:
-        emit({"different": different, "hosts": found}, output or "json")
+        emit({"different": different, "hosts": {str(host): lines for host, lines in found.items()}}, output or "json")
     return EXIT_DIFFERENT if different else 0
 
 
-def _host(text: str | None) -> HostId | None:
-    if text is None:
-        return None
-    cluster, _, name = text.partition("/")
-    return HostId(cluster, name)
-
-
-def _only(plans: dict[HostId, HostPlan], host: HostId | None) -> dict[HostId, HostPlan]:
-    return plans if host is None else {name: found for name, found in plans.items() if name == host}
+def _count(lines: list[str]) -> str:
+    """How many differences the lines tell; those with a question mark tell what is not known."""
+    count = sum(not line.startswith("?") for line in lines)
+    words = "no difference" if count == 0 else "1 difference" if count == 1 else f"{count} differences"
+    return f"{words}, as far as is known" if count < len(lines) else words

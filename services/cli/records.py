@@ -1,0 +1,86 @@
+"""What the streams hold, as values: topology in force, allocations, published plans, reports, open drift. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from schemas import codec, subjects
+from schemas.drift import DriftEvent
+from schemas.plan import SnapshotHead
+from schemas.status import ApplyReport
+from schemas.topology import KINDS, Topology, decode_topology
+from services.planner.allocate import NUMBER, Allocations, Number, Rollout
+from services.planner.state import HostId
+from services.runtime.broker import Broker
+from services.runtime.messages import Message
+from services.runtime.streams import STREAMS
+
+_STREAMS = {subject.removesuffix(".>"): spec.name for spec in STREAMS for subject in spec.subjects}
+
+
+async def admitted(broker: Broker) -> list[Topology]:
+    """The topology in force, clusters first."""
+    found: dict[str, Topology] = {}
+    async for message in _replay(broker, subjects.STATE):
+        if message.data:
+            found[message.subject] = decode_topology(message.data)
+        else:
+            found.pop(message.subject, None)
+    order = list(KINDS)
+    return sorted(found.values(), key=lambda item: (order.index(item.kind), item.ref))
+
+
+async def hosts(broker: Broker) -> set[HostId]:
+    """The nodes and gateways of the topology in force."""
+    found: dict[HostId, bool] = {}
+    for kind in ("node", "gateway"):
+        async for message in _replay(broker, subjects.STATE, f"{kind}.>"):
+            _, cluster, name = subjects.parse(message.subject).tokens
+            found[HostId(cluster, name)] = bool(message.data) or found.get(HostId(cluster, name), False)
+    return {host for host, is_there in found.items() if is_there}
+
+
+async def allocations(broker: Broker) -> Allocations:
+    """The numbers and rollouts that the planner has given."""
+    found = Allocations()
+    async for message in _replay(broker, subjects.ALLOCATION):
+        what, cluster, name = subjects.parse(message.subject).tokens
+        if what == NUMBER:
+            found.put_number(HostId(cluster, name), codec.decode(message.data, Number))
+        else:
+            found.rollouts[cluster, name] = codec.decode(message.data, Rollout)
+    return found
+
+
+async def heads(broker: Broker) -> dict[HostId, SnapshotHead]:
+    """What each host is to hold, removed hosts included: theirs has no units."""
+    found = {}
+    async for message in _replay(broker, subjects.SNAPSHOT, "*.*.head"):
+        head = codec.decode(message.data, SnapshotHead)
+        found[HostId(head.cluster, head.host)] = head
+    return found
+
+
+async def reports(broker: Broker) -> dict[HostId, ApplyReport]:
+    """What each host said last."""
+    found = {}
+    async for message in _replay(broker, subjects.STATUS):
+        report = codec.decode(message.data, ApplyReport)
+        found[HostId(report.cluster, report.host)] = report
+    return found
+
+
+async def open_drift(broker: Broker) -> list[DriftEvent]:
+    """The newest word on each difference that is not resolved."""
+    found: dict[tuple[str, str, str], DriftEvent] = {}
+    async for message in _replay(broker, subjects.DRIFT):
+        event = codec.decode(message.data, DriftEvent)
+        found.pop((event.cluster, event.host, event.key), None)
+        if event.state != "resolved":
+            found[event.cluster, event.host, event.key] = event
+    return list(found.values())
+
+
+def _replay(broker: Broker, subject: str, below: str = ">") -> AsyncIterator[Message]:
+    """All messages of the stream that keeps `subject`, as far as the rest of their subject matches `below`."""
+    return broker.replay(_STREAMS[subject], f"{subject}.{below}")
