@@ -15,17 +15,28 @@ from services.runtime.errors import Permanent
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+_SHOWN = 63
+"""Characters of a name, and so of what may be one, that an error shows."""
+
+
 class FileError(Permanent):
     """A topology file cannot be read; the text names the file, the document and the field."""
 
 
 def load(paths: Iterable[Path]) -> list[Topology]:
-    """The objects of these files, in their order; a document may also be a list of objects. FileError says where it is wrong."""
+    """The objects of these files, in their order; a document may also be a list of objects.
+
+    FileError says where one is wrong; a file without any object is wrong too.
+    """
     return [item for path in paths for item in _load_file(path)]
 
 
 def _load_file(path: Path) -> Iterator[Topology]:
-    for index, document in enumerate(_documents(path), start=1):
+    documents = _documents(path)
+    if not documents or documents == [[]]:
+        msg = f"{path}: no topology object in it; docs/topology.md and examples/two-clusters.yaml show how they are written"
+        raise FileError(msg)
+    for index, document in enumerate(documents, start=1):
         for value in document if isinstance(document, list) else [document]:
             try:
                 yield convert_topology(value)
@@ -44,7 +55,8 @@ def _documents(path: Path) -> list[object]:
         raise FileError(msg) from None
     try:
         return [document for document in yaml.load_all(text, Loader=_LOADER) if document is not None]
-    except yaml.YAMLError as error:
+    # ValueError: what looks like a date and is none; RecursionError: the parser in Python has no bound of its own.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         msg = f"{path}: not valid YAML: {' '.join(str(error).split())}"
         raise FileError(msg) from None
 
@@ -53,5 +65,5 @@ def _called(value: object) -> str:
     """`` (Kind name)`` as far as the document says so, to find it by eye."""
     if not isinstance(value, dict):
         return ""
-    words = [str(value[field]) for field in ("kind", "name") if value.get(field)]
+    words = [found[:_SHOWN] for field in ("kind", "name") if isinstance(found := value.get(field), str)]
     return f" ({' '.join(words)})" if words else ""

@@ -22,8 +22,10 @@ _CONNECT_S = 5.0
 class Nats:
     """Where NATS is. Without any of it, the environment (MESHMARK_NATS_URL, MESHMARK_CREDENTIALS), else this machine's lab."""
 
-    nats_url: Annotated[str | None, Parameter(help="NATS server, as nats://127.0.0.1:4222")] = None
-    credentials: Annotated[str | None, Parameter(help='JSON file with {"user": …, "password": …}')] = None
+    nats_url: Annotated[str | None, Parameter(help="NATS server [default: MESHMARK_NATS_URL, else this machine's lab]")] = None
+    credentials: Annotated[
+        str | None, Parameter(help='JSON file with {"user": …, "password": …} [default: MESHMARK_CREDENTIALS, else the lab\'s]')
+    ] = None
 
     def settings(self) -> Settings:
         flags: dict[str, object] = {"nats_url": self.nats_url, "credentials": self.credentials, "connect_s": _CONNECT_S}

@@ -1,0 +1,79 @@
+"""The command as a whole: one clear line for each error, and help that is enough."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from services.cli.main import app, main
+from services.cli.output import line
+
+COMMANDS = ("publish", "get", "delete", "plan", "status", "drift", "planner", "applier", "auditor", "server")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("plan", "--nope"), "Unknown option"),
+        (("publish",), "--file"),
+        (("nope",), "nope"),
+        (("get", "Foo", "--nats-url", "nats://127.0.0.1:1"), "the kinds are"),
+        (("plan", "-f", "{folder}"), "Is a directory"),
+        (("plan", "-f", "{folder}/none.yaml"), "No such file"),
+        (("plan", "-f", "{folder}/empty.yaml"), "no topology object in it"),
+        (("plan", "-f", "{folder}/string.yaml"), "got str"),
+        (("plan", "-f", "{folder}/name.yaml"), "is not a name"),
+        (("plan", "-f", "{folder}/date.yaml"), "not valid YAML: month must be in"),
+        (("plan", "rome/typo", "-f", "examples/two-clusters.yaml"), "no host rome/typo"),
+        (("status", "--credentials", "{folder}/none.json"), "No such file"),
+        (("server", "--dir", "{folder}/empty.yaml/x"), "Not a directory"),
+        (("applier", "--config", "{folder}/none.toml"), "No such file"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(tmp_path: Path, capsys, arguments: tuple[str, ...], words: str):
+    """Not 2, which says that there is a difference; and of three megabytes, what can be read."""
+    (tmp_path / "empty.yaml").write_text("")
+    (tmp_path / "string.yaml").write_text("a" * 3_000_000)
+    (tmp_path / "name.yaml").write_text(f"kind: Node\ncluster: rome\naddress: 172.18.0.1\nname: {'a' * 3_000_000}\n")
+    (tmp_path / "date.yaml").write_text("kind: Node\nname: 2020-13-45\n")
+    code, out, err = run(capsys, *(argument.format(folder=tmp_path) for argument in arguments))
+    assert code == 1
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert len(err) < 2500
+    assert words in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example_and_explains_every_parameter(command: str, capsys):
+    app([command, "--help"])
+    text = capsys.readouterr().out
+    assert f"meshmark {command}" in text.partition("\n")[2], "an example, beside the usage"
+    # A parameter without help shows nothing, or only what its type and default are.
+    rows = [row for row in text.splitlines() if re.match(r"│ (\* )? *(-|[A-Z]{3})", row)]
+    assert rows
+    bare = [row for row in rows if not re.sub(r"\[(choices|default|required).*|--?[a-z-]+|[A-Z]{3,}\.*|[│*\s]", "", row)]
+    assert not bare
+
+
+@pytest.mark.parametrize("text, shown", [("two\nlines", "two lines"), ("a  b", "a b")])
+def test_whatever_is_said_is_one_line(text: str, shown: str):
+    assert line(text) == shown
+
+
+def test_of_a_long_line_the_ends_are_shown():
+    text = line("start " + "x" * 3_000_000 + " end")
+    assert len(text) < 700
+    assert text.startswith("start ")
+    assert text.endswith(" end")
+    assert "3000010 characters" in text
