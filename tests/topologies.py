@@ -35,9 +35,9 @@ def node(name: str, number: int, home: str = "rome", **changes: object) -> Node:
     return Node(name=Name(name), cluster=Name(home), **{**fields, **changes})  # type: ignore[arg-type]
 
 
-def gateway(home: str, name: str = "gateway", host: int = 10) -> Gateway:
+def gateway(home: str, name: str = "gateway", host: int = 10, address: Address | None = None) -> Gateway:
     site = {"rome": 0, "milan": 1}.get(home, 2)
-    return Gateway(name=Name(name), cluster=Name(home), address=Address(f"172.18.{site}.{host}"))
+    return Gateway(name=Name(name), cluster=Name(home), address=address or Address(f"172.18.{site}.{host}"))
 
 
 def pod(name: str, node_name: str, address: str, home: str = "rome") -> Pod:

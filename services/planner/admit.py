@@ -118,7 +118,8 @@ def _dependents(item: Cluster, state: State) -> Iterator[Problem]:
     """A changed cluster must suit what is already admitted in it."""
     trial = state.copy()
     trial.put(item)
-    for other in state.objects.values():
+    # Peerings first: the questions about hosts rest on remaps that pair with the prefixes.
+    for other in sorted(state.objects.values(), key=lambda other: not isinstance(other, Peering)):
         if other.ref != item.ref and item.name in _clusters(other):
             for problem in _problems(other, trial):
                 yield Problem(f"{other.ref} would no longer be valid: {problem.reason}", other=other.ref)

@@ -68,7 +68,7 @@ async def _fetch_once(broker: Broker, cluster: str, host: str) -> Update | None:
 async def follow_plan(broker: Broker, service: str, cluster: str, host: str) -> AsyncIterator[Update]:
     """The host's plan at start, if there is one, then again after every difference.
 
-    A difference is acknowledged here, once the plan after it is known: the snapshot holds it from then on, whatever becomes of the receiver.
+    A difference is acknowledged here, once the plan after it is known: the snapshot holds it, whatever becomes of the receiver.
     """
     current = await _first(broker, cluster, host)
     if current is not None:

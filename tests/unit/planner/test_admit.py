@@ -101,6 +101,11 @@ REFUSED = {
         "overlaps 10.200.0.0/16 ($.podPrefixes[0])",
         "",
     ),
+    "pods on loopback": (cluster("turin", pod_prefixes=(Prefix("127.9.0.0/16"),)), "$.podPrefixes[0]", "no cluster may use", ""),
+    "everything": (cluster("turin", pod_prefixes=(Prefix("0.0.0.0/0"),)), "$.externalPrefixes[0]", "overlaps", ""),
+    "remap over the tunnels": (end(0, remap_pods=(Prefix("169.254.0.0/16"),)), "$.ends[0].remapPods[0]", "no cluster may use", ""),
+    "internal prefix in use": (cluster("rome", internal_prefix=Prefix("10.90.0.0/16")), "$.internalPrefix", "in use", "Cluster/rome/rome"),
+    "gateway inside the far remap": (gateway("rome", address=Address("10.63.0.9")), "$.address", "a loop", "Peering/rome/rome-milan"),
     "internal prefix without room": (cluster("turin", internal_prefix=Prefix("10.9.0.0/30")), "$.internalPrefix", "too small", ""),
     "cluster change that breaks a remap": (
         cluster("milan", pod_prefixes=(Prefix("10.200.0.0/17"),)),
@@ -135,6 +140,13 @@ def test_refuses_an_older_revision_for_good() -> None:
     assert older is not None
     assert not older.retry
     assert admit(node("worker-1", 1, revision=5), state) is None
+
+
+def test_without_a_revision_the_last_write_wins() -> None:
+    """Who does not count revisions is not held to somebody else's."""
+    state = established()
+    state.put(node("worker-1", 1, revision=5))
+    assert admit(node("worker-1", 1), state) is None
 
 
 def test_names_that_lead_to_one_link_are_refused() -> None:

@@ -18,7 +18,7 @@ from services.planner.compile import compile_all
 from services.planner.core import Core
 from services.planner.names import LINK_NAME_BYTES
 from services.planner.state import HostId
-from tests.topologies import ROME_GATEWAY, example, gateway, keys, node, peering, pod, said, settled_plans, tell, two_clusters
+from tests.topologies import ROME_GATEWAY, cluster, example, gateway, keys, node, peering, pod, said, settled_plans, tell, two_clusters
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -128,6 +128,9 @@ POOL: list[Topology] = [
     peering(5),
     peering(1),
     gateway("rome", host=77),
+    cluster("milan", pod_prefixes=(Prefix("10.210.0.0/16"),)),
+    cluster("milan", external_prefixes=(Prefix("10.71.0.0/16"), Prefix("10.72.0.0/16"))),
+    peering(2, ends=tuple(replace(place, remap_pods=(), remap_external=()) for place in peering().ends)),
 ]
 
 

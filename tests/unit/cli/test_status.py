@@ -1,0 +1,138 @@
+"""``meshmark status``: the same facts for people and for programs, and an exit code that means that something is missing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from schemas.plan import HostPlan, digest_of
+from schemas.status import ApplyReport, Capabilities, Outcome, Timings, UnitReport
+from schemas.values import Name
+from services.cli.status import status
+from services.planner.state import HostId
+from services.runtime.errors import Permanent
+from tests.topologies import gateway, node, settled_plans, two_clusters
+from tests.unit.cli.broker import StubBroker
+
+PLANS = settled_plans(two_clusters(nodes=1))
+GATEWAY = HostId("rome", "gateway")
+
+
+def report(plan: HostPlan, generation: int, outcome: Outcome = "applied", error: str = "") -> ApplyReport:
+    units = tuple(
+        UnitReport(name, digest_of(unit) if outcome == "applied" else "", digest_of(unit), outcome, error)
+        for name, unit in plan.units.items()
+    )
+    times = Timings(1_700_000_000.0, 1_700_000_000.25, 1_700_000_000.5, 1_700_000_001.0, 1_700_000_001.125)
+    return ApplyReport(plan.cluster, plan.host, 1, generation, units, 12, times, Capabilities("6.1.0", "1.0.6", "kernel"))
+
+
+def empty(cluster: str, host: str) -> HostPlan:
+    return HostPlan(Name(cluster), Name(host), {})
+
+
+@pytest.fixture
+def mesh(broker: StubBroker) -> StubBroker:
+    """Both gateways and both nodes hold generation 3."""
+    broker.admit(*two_clusters(nodes=1))
+    for plan in PLANS.values():
+        broker.publish_plan(plan, 3)
+        broker.report(report(plan, 3))
+    return broker
+
+
+async def states(broker: StubBroker, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, str]]:
+    code = await status(output="json", nats=broker)
+    return code, {f"{one['cluster']}/{one['host']}": one["state"] for one in json.loads(capsys.readouterr().out)}
+
+
+async def test_all_is_well(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    code, found = await states(mesh, capsys)
+    assert code == 0
+    assert set(found.values()) == {"applied"}
+
+
+async def test_programs_are_told_what_the_table_shows(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    """State, generations held and wanted, and hosts that never reported."""
+    mesh.publish_plan(PLANS[GATEWAY], 4)
+    mesh.admit(node("silent", 7))
+    mesh.publish_plan(empty("milan", "fresh"))
+    assert await status(output="json", nats=mesh) == 2
+    found = {f"{one['cluster']}/{one['host']}": one for one in json.loads(capsys.readouterr().out)}
+    behind = found["rome/gateway"]
+    assert (behind["state"], behind["heldGeneration"], behind["wantedGeneration"]) == ("behind", 3, 4)
+    assert behind["wantedUnits"] == PLANS[GATEWAY].digests()
+    assert behind["report"]["operations"] == 12
+    silent = found["rome/silent"]
+    assert (silent["state"], silent["heldGeneration"], silent["wantedGeneration"], silent["report"]) == ("silent", None, None, None)
+    assert await status(output="table", nats=mesh) == 2
+    table = capsys.readouterr().out
+    assert all(f"{one['cluster']}/{one['host']}" in table and one["state"] in table for one in found.values())
+
+
+@pytest.mark.parametrize("outcome", ["waiting", "degraded"])
+async def test_a_host_that_does_not_hold_its_plan_counts(mesh: StubBroker, capsys: pytest.CaptureFixture[str], outcome: Outcome):
+    mesh.report(report(PLANS[GATEWAY], 3, outcome, "link eth1 is not there"))
+    code, found = await states(mesh, capsys)
+    assert (code, found["rome/gateway"]) == (2, outcome)
+
+
+@pytest.mark.parametrize("reported", ["never", "before", "after"])
+async def test_a_removed_host_is_gone_whether_it_answers_or_not(mesh: StubBroker, capsys: pytest.CaptureFixture[str], reported: str):
+    mesh.publish_plan(empty("rome", "old"), 9)
+    if reported == "before":
+        mesh.report(ApplyReport(Name("rome"), Name("old"), 1, 8, (UnitReport("x", "", "1", "degraded", "no"),)))
+    elif reported == "after":
+        mesh.report(ApplyReport(Name("rome"), Name("old"), 1, 9, ()))
+    code, found = await states(mesh, capsys)
+    assert (code, found["rome/old"]) == (0, "gone")
+
+
+async def test_what_a_removed_host_cannot_take_away_is_shown_and_does_not_count(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    mesh.publish_plan(empty("rome", "old"), 9)
+    mesh.report(ApplyReport(Name("rome"), Name("old"), 1, 9, (UnitReport("-", "", "", "degraded", "link wg7: busy"),)))
+    code, found = await states(mesh, capsys)
+    assert (code, found["rome/old"]) == (0, "degraded")
+
+
+async def test_a_host_in_force_that_is_to_hold_nothing_is_not_gone_and_does_not_count(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    mesh.admit(gateway("rome", "spare"))
+    mesh.publish_plan(empty("rome", "spare"))
+    code, found = await states(mesh, capsys)
+    assert (code, found["rome/spare"]) == (0, "silent")
+
+
+async def test_one_host_is_shown_with_its_units(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    """Digests held and wanted, outcome, error and times, unit by unit."""
+    mesh.report(report(PLANS[GATEWAY], 3, "waiting", "link eth1 is not there"))
+    assert await status("rome/gateway", output="table", nats=mesh) == 2
+    printed = capsys.readouterr().out
+    (unit,) = PLANS[GATEWAY].units
+    words = (
+        unit,
+        digest_of(PLANS[GATEWAY].units[unit])[:12],
+        "waiting",
+        "link eth1 is not there",
+        "committed after 0.500 s",
+        "12 operations",
+    )
+    assert all(word in printed for word in words), printed
+    assert "2023-11-14 22:13:21 UTC" in printed
+    assert "milan" not in printed.replace(unit, "")
+
+
+async def test_one_host_is_one_document(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    assert await status("rome/gateway", output="json", nats=mesh) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "applied"
+
+
+async def test_a_unit_that_was_never_reported_is_shown(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    mesh.report(report(empty("rome", "gateway"), 2))
+    assert await status("rome/gateway", output="table", nats=mesh) == 2
+    assert "not reported yet" in capsys.readouterr().out
+
+
+async def test_a_host_that_is_not_there_is_an_error(mesh: StubBroker):
+    with pytest.raises(Permanent, match="no host rome/typo"):
+        await status("rome/typo", nats=mesh)
