@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App
+from cyclopts import App, CycloptsError
 
 from schemas.codec import DecodeError
-from services.cli import daemons, objects, plan, watch
+from services.cli import daemons, drift, objects, plan, status
 from services.cli.lab.app import lab
 from services.cli.output import EXIT_ERROR, console, errors, fail
 from services.runtime import logs
@@ -25,7 +25,7 @@ app = App(
     result_action="return_value",
 )
 app.command(lab)
-for module in (objects, plan, watch, daemons):
+for module in (objects, plan, status, drift, daemons):
     module.register(app)
 app.register_install_completion_command()
 
@@ -34,14 +34,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code."""
     # What goes wrong is said in one line, and the standard output is the answer's: events are for services, which turn them on.
     logs.configure("cli", "critical", "console")
+    code: object = EXIT_ERROR
     try:
-        code = app(arguments)
-    except (MeshmarkError, DecodeError) as error:
-        fail(str(error))
-        sys.exit(EXIT_ERROR)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        code = app(arguments, print_error=False, exit_on_error=False)
+    except* (MeshmarkError, DecodeError) as group:
+        fail(str(_first(group)))
+    except* CycloptsError as group:
+        # Not cyclopts' own exit code, which is 2: that says that there is a difference.
+        fail(f"{_first(group)} See: meshmark --help, meshmark COMMAND --help")
+    except* KeyboardInterrupt:
+        code = 130
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
+    """The first error of a group: what went wrong beside it is mostly a consequence."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,156 @@
+"""``meshmark status``: what each host holds of what it is to hold, from published plans and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+from cyclopts import App
+from msgspec import Struct
+from rich.markup import escape
+
+from schemas.plan import SnapshotHead
+from schemas.status import ApplyReport, Timings, UnitReport
+from schemas.values import wire_name
+from services.cli import records
+from services.cli.hosts import HostName, choose
+from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, show_table
+from services.cli.session import Nats
+from services.planner.state import HostId
+
+State = Literal["applied", "waiting", "degraded", "behind", "silent", "gone"]
+_COLOURS = {"applied": "green", "waiting": "yellow", "degraded": "red", "behind": "yellow", "silent": "red", "gone": "dim", "-": "dim"}
+_DIGEST_SHOWN = 12
+
+
+class Standing(Struct, frozen=True, rename=wire_name):
+    """Where one host stands. Generations are None for a host without a plan, or without a report.
+
+    `wanted_units` are the digests of the published plan by unit; `report` is the host's last word.
+    """
+
+    cluster: str
+    host: str
+    state: State
+    held_generation: int | None
+    wanted_generation: int | None
+    wanted_units: Mapping[str, str]
+    report: ApplyReport | None
+
+    @property
+    def is_fine(self) -> bool:
+        """True when nothing is missing: the host holds its newest plan, or is to hold nothing, whatever it reported."""
+        return self.state in ("applied", "gone") or (self.wanted_generation is not None and not self.wanted_units)
+
+
+def standing(host: HostId, report: ApplyReport | None, head: SnapshotHead | None, *, in_force: bool) -> Standing:
+    """Where a host stands by its last report and its published plan. `in_force`: the topology has it as a node or gateway."""
+    return Standing(
+        *host,
+        _state(report, head, in_force=in_force),
+        report.generation if report else None,
+        head.generation if head else None,
+        head.units if head else {},
+        report,
+    )
+
+
+def _state(report: ApplyReport | None, head: SnapshotHead | None, *, in_force: bool) -> State:
+    is_behind = report is not None and head is not None and report.generation < head.generation
+    if report is not None and not is_behind and report.outcome != "applied":
+        return report.outcome
+    if not in_force and head is not None and not head.units:
+        # Nobody waits for a removed host: its machine is often gone before its last plan is written.
+        return "gone"
+    if report is None:
+        return "silent"
+    return "behind" if is_behind else "applied"
+
+
+def register(app: App) -> None:
+    """Add the command to the application."""
+    app.command(status)
+
+
+async def status(host: HostName = None, /, *, output: Output = None, nats: Nats | None = None) -> int:
+    """Show what each host holds of its plan, or all about one HOST.
+
+    States: *applied* holds its newest plan; *waiting* for something on the host, as a link; *degraded*: a part failed; *behind*: has not
+    reported on its newest plan; *silent*: has never reported; *gone*: removed from the topology.
+
+    The exit code is 2 unless every host (or HOST) holds its newest plan. A host that is to hold nothing does not count.
+
+    ```sh
+    meshmark status
+    meshmark status rome/gateway
+    meshmark status --output json | jq '.[] | select(.state != "applied")'
+    ```
+    """
+    form = default_format(output)
+    async with (nats or Nats()).connect() as broker:
+        heads, reports, in_force = await records.heads(broker), await records.reports(broker), await records.hosts(broker)
+    names = choose(heads.keys() | reports.keys() | in_force, host)
+    found = [standing(name, reports.get(name), heads.get(name), in_force=name in in_force) for name in names]
+    if form != "table":
+        emit(found[0] if host else found, form)
+    elif host:
+        _show_one(found[0])
+    else:
+        show_table(("HOST", "STATE", "HELD", "WANTED", "WIREGUARD", "WHAT"), [_row(one) for one in found])
+    return 0 if all(one.is_fine for one in found) else EXIT_DIFFERENT
+
+
+def _row(one: Standing) -> tuple[str, ...]:
+    name, wanted = f"{one.cluster}/{one.host}", _number(one.wanted_generation)
+    if one.report is None:
+        return (name, _coloured(one.state), "-", wanted, "-", "removed" if one.state == "gone" else "no report yet")
+    errors = "; ".join(f"{unit.unit}: {unit.error}" for unit in one.report.units if unit.error)
+    count = len(one.report.units)
+    units = "removed" if one.state == "gone" else f"{count} unit{'' if count == 1 else 's'}"
+    held = _number(one.held_generation)
+    return (name, _coloured(one.state), held, wanted, one.report.capabilities.wireguard, escape(errors or units))
+
+
+def _show_one(one: Standing) -> None:
+    """All about one host: a line for each fact, then a table of the units."""
+    console.print(f"[bold]{one.cluster}/{one.host}[/] {_coloured(one.state)}")
+    console.print(f"  generation  {_number(one.held_generation)} held, {_number(one.wanted_generation)} wanted")
+    if one.report is not None:
+        has = one.report.capabilities
+        console.print(escape(f"  kernel      {has.kernel or '-'}, nftables {has.nftables or '-'}, WireGuard {has.wireguard}"))
+        console.print(f"  last turn   {one.report.operations} operations; {_times(one.report.timings)}")
+    reported = {unit.unit: unit for unit in one.report.units} if one.report else {}
+    names = sorted(reported.keys() | one.wanted_units.keys())
+    if names:
+        console.print()
+        show_table(
+            ("UNIT", "STATE", "HELD", "WANTED", "ERROR"),
+            [_unit_row(name, reported.get(name), one.wanted_units.get(name)) for name in names],
+        )
+
+
+def _unit_row(name: str, reported: UnitReport | None, wanted: str | None) -> tuple[str, ...]:
+    if reported is None:
+        return (escape(name), "-", "-", _digest(wanted), "not reported yet")
+    return (escape(name), _coloured(reported.outcome), _digest(reported.held), _digest(wanted), escape(reported.error or "-"))
+
+
+def _times(timings: Timings) -> str:
+    """When the turn was reported, and how long after the plan was received each step of it ended."""
+    steps = {"staged": timings.staged_s, "committed": timings.committed_s, "connected": timings.connected_s, "reported": timings.reported_s}
+    reported = datetime.fromtimestamp(timings.reported_s, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
+    after = [f"{step} after {at_s - timings.received_s:.3f} s" for step, at_s in steps.items() if at_s and timings.received_s]
+    return ", ".join((f"reported at {reported} UTC", *after)) if timings.reported_s else "no times"
+
+
+def _digest(text: str | None) -> str:
+    return text[:_DIGEST_SHOWN] if text else "-"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _coloured(state: str) -> str:
+    return f"[{_COLOURS[state]}]{state}[/]"
