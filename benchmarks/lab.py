@@ -24,6 +24,7 @@ from services.cli.lab.processes import Child, Command
 from services.cli.lab.state import CURRENT, Folder, claim
 from services.cli.lab.teardown import sweep
 from services.cli.lab.wiring import Wiring
+from services.runtime.errors import Transient
 
 T = TypeVar("T")
 
@@ -34,10 +35,19 @@ _READY_S = 180.0
 class Lab:
     """A running lab. `pids` are the services' processes by name (``applier.rome.gateway``, ``planner``)."""
 
-    def __init__(self, folder: Folder, url: str, pids: Mapping[str, int]) -> None:
+    def __init__(self, folder: Folder, url: str, pids: Mapping[str, int], children: Sequence[Child]) -> None:
         self.folder = folder
         self.url = url
         self.pids = pids
+        self._children = children
+
+    def require_unbroken(self) -> None:
+        """Raise Transient when a service has ended by itself: what was measured then is not the system, but its recovery."""
+        for child in self._children:
+            if child.ends:
+                last = child.command.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+                msg = f"{child.command.name} ended {child.ends} times while it was measured: {' | '.join(last)}"
+                raise Transient(msg)
 
     def processes(self, program: str) -> list[int]:
         """Every process of this name in the lab's namespaces, such as a tunnel's wireguard-go."""
@@ -75,9 +85,10 @@ async def standing(say: Callable[[str], None]) -> AsyncIterator[Lab]:
                 crew.start([command for host in wanted.hosts.values() for command in broker.crew.host_services(host)])
                 try:
                     await _publish(broker.url, topology, say)
-                    standing = Lab(folder, broker.url, pids)
+                    standing = Lab(folder, broker.url, pids, crew.children)
                     pids["nats-server"] = standing.processes("nats-server")[0]
                     yield standing
+                    standing.require_unbroken()
                 finally:
                     await crew.stop()
                     keeping.cancel()
@@ -121,16 +132,16 @@ class _Crew:
     def __init__(self, tasks: asyncio.TaskGroup, pids: dict[str, int]) -> None:
         self._tasks = tasks
         self._pids = pids
-        self._children: list[Child] = []
+        self.children: list[Child] = []
 
     def start(self, commands: Sequence[Command]) -> None:
         for command in commands:
             child = Child(command, self._note)
-            self._children.append(child)
+            self.children.append(child)
             self._tasks.create_task(child.run(), name=command.name)
 
     async def stop(self) -> None:
-        await asyncio.gather(*(child.stop() for child in self._children))
+        await asyncio.gather(*(child.stop() for child in self.children))
 
     def _note(self, service: str, pid: int | None) -> None:
         if pid is None:
