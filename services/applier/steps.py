@@ -67,8 +67,8 @@ def _may_leave_early(item: Held) -> bool:
 
 
 def _dependents(arriving: Sequence[Change], held: Mapping[str, Held], target: Mapping[str, PlanObject]) -> list[Change]:
-    """What a link that may be made again takes along, to be written after it; where nothing was taken, writing it again does no harm."""
-    remade = {change.new.name for change in arriving if isinstance(change.new, VxlanLink | WireguardLink) and change.old is not None}
+    """What the kernel dropped with a link that is made (again), to be written after it; where nothing was dropped, that does no harm."""
+    remade = {change.new.name for change in arriving if isinstance(change.new, VxlanLink | WireguardLink)}
     if not remade:
         return []
     known = {change.key for change in arriving}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.plan import HostPlan, LinkAddress, NftElement, PolicyRule, Route, VxlanLink
-from schemas.values import Name, Prefix
+from schemas.values import Address, Name, Prefix
 from services.applier.core import Applier
 from services.applier.steps import order
 from services.kernel.fake import FakeHost, FakeKernel
@@ -250,3 +250,71 @@ def test_change_of_nothing_is_no_change() -> None:
     """A change needs an object on one side."""
     with pytest.raises(ValueError, match="old or a new"):
         _ = Change(None, None).key
+
+
+MORE = settled_plans([*two_clusters(3, 4), *keys(), node("worker-1", 1, address=Address("172.18.0.99"))])[ROME_GATEWAY]
+STEPS = [change for change in changes(FIRST.objects(), MORE.objects()) if change.subject.layer != "nft"]
+
+
+@pytest.mark.parametrize("failing", STEPS, ids=lambda change: change.key)
+def test_a_change_that_fails_anywhere_is_undone(failing: Change) -> None:
+    """Nodes and tunnels come and one node moves: whichever change fails, the kernel, the report and the marker say the old version."""
+    host = FakeHost()
+    fault: list[Exception | None] = [None]
+    one = applier(host, lambda change: fault[0] if change.new == failing.new else None)
+    one.apply(FIRST, 1, 1)
+    fault[0] = Permanent("no")
+    (unit,) = one.apply(MORE, 1, 2).units
+    assert unit.held == FIRST.digests()[UNIT]
+    assert holds(host, FIRST)
+    assert host.marker is not None
+    assert host.marker.units == {unit_tag(UNIT): FIRST.digests()[UNIT]}
+    fault[0] = None
+    assert one.apply(MORE, 1, 2).outcome == "applied"
+    assert holds(host, MORE)
+
+
+@pytest.mark.parametrize("failing", [item for item in FIRST.objects().values() if item.layer != "nft"], ids=lambda item: item.key)
+def test_a_removal_that_fails_is_undone_and_reported(failing: object) -> None:
+    """A unit that cannot go stays whole, is reported as held and unwanted, and goes with the next turn that can."""
+    host = FakeHost(sysctls=dict.fromkeys(("net/ipv4/conf/all/rp_filter", "net/ipv4/conf/default/rp_filter"), "2"))
+    fault: list[Exception | None] = [None]
+    one = applier(host, lambda change: fault[0] if change.new is None and change.old == failing else None)
+    one.apply(FIRST, 1, 1)
+    fault[0] = Permanent("busy")
+    (unit,) = one.apply(EMPTY, 1, 2).units
+    assert (unit.held, unit.wanted, unit.outcome) == (FIRST.digests()[UNIT], "", "degraded")
+    assert holds(host, FIRST)
+    fault[0] = None
+    one.apply(EMPTY, 1, 2)
+    assert host.objects == {}
+
+
+def test_a_repair_that_fails_is_not_believed() -> None:
+    """After a repair that failed, the retry looks at the kernel again instead of calling the plan applied."""
+    host = FakeHost()
+    fault: list[Exception | None] = [None]
+    one = applier(host, lambda change: fault[0] if isinstance(change.new, VxlanLink) else None)
+    one.apply(FIRST, 1, 1)
+    FakeKernel(host).write(Change(FIRST.objects()["link mo.worker-1"], None))
+    fault[0] = Transient("later")
+    assert one.repair(FIRST, 1, 1).outcome == "degraded"
+    fault[0] = None
+    assert one.apply(FIRST, 1, 1).outcome == "applied"
+    assert holds(host, FIRST)
+
+
+def test_one_table_that_cannot_be_listed_stops_one_unit() -> None:
+    """When the kernel refuses to say how it would list a unit, that unit is reported, and the other is applied."""
+
+    class Picky(FakeKernel):
+        def reference(self, wanted):
+            if any(item.layer == "nft" for item in wanted.values()):
+                msg = "nft: syntax error"
+                raise Permanent(msg)
+            return super().reference(wanted)
+
+    host = FakeHost()
+    report = Applier(Picky(host), lambda: 0.0).apply(two_units(), 1, 1)
+    assert {unit.unit: unit.outcome for unit in report.units} == {UNIT: "degraded", "second": "applied"}
+    assert "rule 950 fwmark 0x0/0x0 iif - to -" in host.objects

@@ -1,0 +1,216 @@
+"""The applier's loop over a broker that is a stub and a kernel in memory: when turns are made, and what is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from schemas import codec, subjects
+from schemas.commands import Repair
+from schemas.plan import HostPlan, NftElement, PlanDiff, PolicyRule, VxlanLink, diff_units
+from schemas.snapshot import Chunks
+from schemas.status import ApplyReport
+from services.applier import service
+from services.applier.service import ApplierService
+from services.kernel.events import KernelEvent
+from services.kernel.fake import FakeHost, FakeKernel
+from services.planner.state import HostId
+from services.runtime.errors import Transient, Waiting
+from services.runtime.health import Readiness
+from services.runtime.messages import Message
+from services.runtime.metrics import Metrics
+from services.runtime.service import Context
+from services.runtime.settings import Settings
+from tests.topologies import keys, settled_plans, two_clusters
+
+NODE = HostId("rome", "worker-1")
+PLAN = settled_plans([*two_clusters(), *keys()])[NODE]
+RULE = next(key for key, item in PLAN.objects().items() if isinstance(item, PolicyRule))
+ELEMENT = next(key for key, item in PLAN.objects().items() if isinstance(item, NftElement))
+DEADLINE_S = 10.0
+
+
+class StubBroker:
+    """A broker that holds one snapshot, delivers what is put in, and keeps what is published."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self.stop = stop
+        self.stored: dict[str, bytes] = {}
+        self.plans: asyncio.Queue[Message] = asyncio.Queue()
+        self.reports: asyncio.Queue[ApplyReport] = asyncio.Queue()
+        self.handlers: dict[str, Callable[[Message], Awaitable[bytes]]] = {}
+        self.served = asyncio.Event()
+
+    def write(self, plan: HostPlan, generation: int) -> None:
+        """Store a snapshot, as the planner does before it announces a difference."""
+        chunks = Chunks(plan)
+        self.stored[subjects.snapshot(*NODE, "head")] = codec.encode(chunks.head(plan, 1, generation))
+        self.stored.update({subjects.snapshot(*NODE, str(number)): chunks.encoded(number) for number in range(len(chunks))})
+
+    def announce(self, before: HostPlan, after: HostPlan, generation: int) -> None:
+        diff = PlanDiff(after.cluster, after.host, 1, generation, diff_units(before.units, after.units))
+        self.plans.put_nowait(Message(subjects.plan(*NODE), codec.encode(diff), reply="ack", channel=Answered()))
+
+    async def last(self, _: str, subject: str) -> Message | None:
+        data = self.stored.get(subject)
+        return Message(subject, data) if data is not None else None
+
+    async def consume(self, *_: object, **__: object) -> AsyncIterator[Message]:
+        while not self.stop.is_set():
+            yield await self.plans.get()
+
+    async def serve(self, subject: str, handler: Callable[[Message], Awaitable[bytes]]) -> None:
+        self.handlers[subject.rpartition(".")[2]] = handler
+        if self.handlers.keys() >= {"repair", "diff", "settle"}:
+            self.served.set()
+        await self.stop.wait()
+
+    async def publish_surely(self, subject: str, data: bytes, *, headers: object = None) -> None:
+        if subject == subjects.status(*NODE):
+            self.reports.put_nowait(codec.decode(data, ApplyReport))
+
+
+class Answered:
+    """Takes acknowledgements."""
+
+    async def send(self, *_: object, **__: object) -> None: ...
+
+    async def ask(self, subject: str, data: bytes, **_: object) -> Message:
+        return Message(subject, data)
+
+
+class StubEvents:
+    """Kernel events as a test puts them in; one follows every change of the kernel, as with a real one."""
+
+    queue: asyncio.Queue[KernelEvent]
+
+    async def __aenter__(self) -> AsyncIterator[KernelEvent]:
+        return self._events()
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def _events(self) -> AsyncIterator[KernelEvent]:
+        while True:
+            yield await self.queue.get()
+
+
+@contextlib.asynccontextmanager
+async def running(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel) -> AsyncIterator[StubBroker]:
+    """The service while the body runs."""
+    StubEvents.queue = asyncio.Queue()
+    monkeypatch.setattr(service, "EventSource", StubEvents)
+    monkeypatch.setattr(service, "_sole_applier", contextlib.nullcontext)
+    stop = asyncio.Event()
+    broker: Any = StubBroker(stop)
+    settings = Settings(cluster=NODE.cluster, host=NODE.name, state_dir=str(Path("unused")))
+    context = Context(settings, broker, Metrics(), Readiness("applier"), stop, structlog.get_logger())
+    task = asyncio.create_task(ApplierService(context, kernel).run())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await broker.served.wait()
+            yield broker
+    finally:
+        stop.set()
+        await task
+
+
+async def test_a_repair_before_the_first_plan_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An applier that does not know its plan yet says so, and leaves alone what an earlier one made."""
+    kernel = FakeKernel(FakeHost())
+    kernel.host.objects[RULE] = PLAN.objects()[RULE]
+    async with running(monkeypatch, kernel) as broker:
+        for verb in ("repair", "diff"):
+            with pytest.raises(Waiting, match="no plan yet"):
+                await broker.handlers[verb](Message("x", b""))
+    assert RULE in kernel.host.objects
+
+
+async def test_snapshot_then_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan comes from the snapshot, changes by differences, and by the snapshot again where a difference does not fit."""
+    kernel = FakeKernel(FakeHost())
+    empty = HostPlan(PLAN.cluster, PLAN.host, {})
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(PLAN, 1)
+        broker.announce(empty, PLAN, 1)
+        assert (await broker.reports.get()).generation == 1
+        assert RULE in kernel.host.objects
+        broker.write(empty, 2)
+        broker.announce(PLAN, empty, 2)
+        assert (await broker.reports.get()).generation == 2
+        assert kernel.host.objects == {}
+        broker.write(PLAN, 5)
+        broker.announce(empty, PLAN, 3)
+        broker.announce(PLAN, PLAN, 5)
+        while (await broker.reports.get()).generation < 5:
+            pass
+        assert RULE in kernel.host.objects
+
+
+async def test_a_waiting_unit_does_not_wake_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a failing turn writes and undoes makes kernel events; they are no reason for the next turn, a later one is."""
+    blocked = [True]
+    writes: list[str] = []
+
+    def fail(change: Any) -> Exception | None:
+        writes.append(change.key)
+        StubEvents.queue.put_nowait(KernelEvent("route", 0, None, overrun=False, kind="route"))
+        return Waiting("no uplink", "link eth0") if blocked[0] and isinstance(change.new, VxlanLink) else None
+
+    kernel = FakeKernel(FakeHost(), fail)
+    monkeypatch.setattr(service, "backoff_s", lambda _: 3600.0)
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(PLAN, 1)
+        broker.announce(HostPlan(PLAN.cluster, PLAN.host, {}), PLAN, 1)
+        assert (await broker.reports.get()).outcome == "waiting"
+        made = len(writes)
+        await asyncio.sleep(2 * service._ECHO_S)
+        assert len(writes) == made
+        blocked[0] = False
+        StubEvents.queue.put_nowait(KernelEvent("link", 0, None, overrun=False, kind="link"))
+        assert (await broker.reports.get()).outcome == "applied"
+
+
+async def test_a_repair_leaves_layers_alone_that_are_only_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nftables left to people, a repair brings a rule back and keeps its hands off the missing element."""
+    kernel = FakeKernel(FakeHost())
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(PLAN, 1)
+        broker.announce(HostPlan(PLAN.cluster, PLAN.host, {}), PLAN, 1)
+        await broker.reports.get()
+        del kernel.host.objects[RULE]
+        del kernel.host.objects[ELEMENT]
+        await broker.handlers["repair"](Message("x", codec.encode(Repair(("nft",)))))
+        assert RULE in kernel.host.objects
+        assert ELEMENT not in kernel.host.objects
+        await broker.handlers["repair"](Message("x", b""))
+        assert ELEMENT in kernel.host.objects
+
+
+async def test_a_kernel_that_cannot_be_read_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unreadable kernel is a degraded host with the reason, not silence; it is tried again."""
+    kernel = FakeKernel(FakeHost())
+    broken, interrupted = [True], Transient("the dump was interrupted")
+    read = kernel.read
+
+    def unreadable(*arguments: Any) -> Any:
+        if broken[0]:
+            raise interrupted
+        return read(*arguments)
+
+    monkeypatch.setattr(kernel, "read", unreadable)
+    monkeypatch.setattr(service, "backoff_s", lambda _: 0.01)
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(PLAN, 1)
+        broker.announce(HostPlan(PLAN.cluster, PLAN.host, {}), PLAN, 1)
+        report = await broker.reports.get()
+        assert report.outcome == "degraded"
+        assert "interrupted" in report.units[0].error
+        broken[0] = False
+        while (await broker.reports.get()).outcome != "applied":
+            pass
