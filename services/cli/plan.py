@@ -59,7 +59,7 @@ async def plan(
     With files, nothing but the files is needed; public keys are not known then, so WireGuard peers are left out. With --diff, show how the
     plan differs from what the running hosts hold, down to their kernels: + is to come, - to go, ~ to change, ? is not known.
 
-    The exit code is 2 on a difference.
+    The exit code is 2 on a difference, and where it is not known whether there is one.
 
     ```sh
     meshmark plan rome/gateway

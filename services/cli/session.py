@@ -12,9 +12,12 @@ from cyclopts import Parameter
 
 from services.cli.lab.state import find_folder
 from services.runtime.broker import Broker
+from services.runtime.errors import Permanent
 from services.runtime.settings import Settings, from_environment
 
 _CONNECT_S = 5.0
+_REFUSED = "authorization violation"
+"""Of nats-server's words, those for a user that it does not know."""
 
 
 @Parameter(name="*")
@@ -41,5 +44,14 @@ class Nats:
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Broker]:
         """A connected broker, for the time of the body."""
-        async with Broker.connect(self.settings().broker(), "cli") as broker:
+        settings = self.settings().broker()
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                broker = await stack.enter_async_context(Broker.connect(settings, "cli"))
+            except Permanent as error:
+                if _REFUSED not in str(error).lower():
+                    raise
+                who = f"{settings.user} with this password" if settings.user else "clients without credentials"
+                msg = f"{settings.url} does not take {who}; give --credentials (MESHMARK_CREDENTIALS) a file of this server's"
+                raise Permanent(msg) from error
             yield broker
