@@ -30,7 +30,6 @@ from services.runtime.service import Context
 
 _log = structlog.get_logger()
 
-_SEQUENCE_HEADER = "Meshmark-Sequence"
 _BATCH_MAX = 256
 _PLAN_BYTES_MAX = 256 * 1024
 _HOST_SERVICES = ("applier", "auditor")
@@ -119,7 +118,7 @@ class Planner:
         for entry in outcome.admitted:
             kind, cluster, name = entry.ref.split("/")
             payload = codec.encode(entry.item) if entry.item is not None else b""
-            headers = {_SEQUENCE_HEADER: str(entry.said.sequence), **_traced(entry.said.trace)}
+            headers = {events.SEQUENCE: str(entry.said.sequence), **_traced(entry.said.trace)}
             await self._store(subjects.state(kind, cluster, name), payload, headers)
             metrics.planner_admitted.labels(kind).inc()
             _log.info("admitted", object=entry.ref, deleted=entry.item is None, sequence=entry.said.sequence)
@@ -211,7 +210,7 @@ class Planner:
         await self._restore_allocations()
         objects: list[tuple[Topology, int]] = []
         async for message in self._broker.replay(_STATE, f"{subjects.STATE}.>"):
-            sequence = int(message.headers.get(_SEQUENCE_HEADER, "0"))
+            sequence = int(message.headers.get(events.SEQUENCE, "0"))
             self._last_sequences[message.subject] = message.sequence
             if message.data:
                 objects.append((decode_topology(message.data), sequence))

@@ -24,6 +24,7 @@ from schemas.plan import SnapshotHead
 from schemas.status import ApplyReport
 from schemas.topology import Topology
 from services.kernel.namespace import enter_network
+from services.runtime.accounts import host_user
 from services.runtime.broker import Broker
 from services.runtime.settings import Settings
 
@@ -176,7 +177,7 @@ class Deployment:
         mounts = {"/etc/meshmark": etc, "/run/wireguard": sockets, "/var/lib/meshmark": state}
         mounts |= {str(TUN): TUN} if TUN.exists() else {}
         for service, port in (("applier", 9464), ("auditor", 9465)):
-            written = self.folder / "data" / "broker" / "creds" / f"{service}.{cluster}.{name}.json"
+            written = self.folder / "data" / "broker" / "creds" / f"{host_user(service, cluster, name)}.json"
             (etc / f"{service}.json").touch(mode=0o600)
             (etc / f"{service}.json").write_bytes(written.read_bytes())
             environment = {
