@@ -89,7 +89,10 @@ class NetlinkSocket:
 
     def _send(self, kind: int, body: bytes, flags: int) -> int:
         self._sequence += 1
-        self._socket.send(message(kind, body, flags, self._sequence))
+        try:
+            self._socket.send(message(kind, body, flags, self._sequence))
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, "the request could not be sent") from error
         return self._sequence
 
     def _answers(self, sequence: int) -> Iterator[tuple[int, bytes]]:
@@ -98,6 +101,8 @@ class NetlinkSocket:
                 data = self._socket.recv(_BUFFER_BYTES)
             except TimeoutError as error:
                 raise NetlinkError(errno.ETIMEDOUT, "no answer from the kernel") from error
+            except OSError as error:
+                raise NetlinkError(error.errno or errno.EIO, "the answer was lost") from error
             for kind, flags, number, payload in messages(data):
                 if number != sequence or kind == _NOOP:
                     continue

@@ -10,6 +10,7 @@ error does not name the object.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,10 +20,15 @@ from typing import Any, Protocol
 import nftables
 
 from schemas.plan import OWN_TABLE_PREFIX, NftElement, PlanObject
+from services.kernel.netlink import NETLINK_NETFILTER, NetlinkError, NetlinkSocket, attributes, text_of
 from services.kernel.nft.listing import marker_of, table_objects
 from services.kernel.nft.text import MARKER_TABLE, SCRATCH_PREFIX, Context, Path, batch_text, needs_refill, path
-from services.kernel.transaction import Change, Held, Marker
+from services.kernel.transaction import Change, Held, Listed, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
+
+_GET_TABLE = 10 << 8 | 1  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETTABLE
+_INET = bytes((1, 0, 0, 0))  # nfgenmsg: NFPROTO_INET, version, resource
+_TABLE_NAME, _TABLE_FLAGS = 1, 2  # NFTA_TABLE_NAME, NFTA_TABLE_FLAGS
 
 _CONFLICT = (errno.ENOENT, errno.EEXIST, errno.EBUSY)
 _UNKNOWN = (errno.ENOBUFS, errno.ETIMEDOUT, errno.EAGAIN)
@@ -53,7 +59,7 @@ class LibNftables:
         self._ranged: dict[tuple[str, str], bool] = {}
         self._context.set_json_output(True)
         self._context.set_handle_output(False)
-        listed = self.list_json("list tables inet")
+        listed = self.list_json("list limits inet")
         self.version = next((str(item["metainfo"]["version"]) for item in listed if "metainfo" in item), "")
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
@@ -63,14 +69,27 @@ class LibNftables:
 
     def tables(self) -> list[str]:
         """Own tables without the marker's and scratch ones."""
-        listed = self.list_json("list tables inet")
-        names = (str(item["table"]["name"]) for item in listed if "table" in item)
         return sorted(
-            name for name in names if name.startswith(OWN_TABLE_PREFIX) and name != MARKER_TABLE and not name.startswith(SCRATCH_PREFIX)
+            name
+            for name in self._flags()
+            if name.startswith(OWN_TABLE_PREFIX) and name != MARKER_TABLE and not name.startswith(SCRATCH_PREFIX)
         )
 
+    def _flags(self) -> dict[str, int]:
+        """The flags of every table by name. Asked of the kernel: nft 1.0.6 prints stray memory where a table has flags, anybody's."""
+        try:
+            with contextlib.closing(NetlinkSocket(NETLINK_NETFILTER)) as asked:
+                bodies = asked.dump(_GET_TABLE, _INET)
+        except NetlinkError as error:
+            msg = f"nft: cannot list tables: {error}"
+            raise Transient(msg) from error
+        found = [attributes(body, len(_INET)) for body in bodies if body]
+        return {text_of(table[_TABLE_NAME]): int.from_bytes(table.get(_TABLE_FLAGS, b""), "big") for table in found}
+
     def read(self, table: str, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
-        """Own objects of one table; none when it went away meanwhile."""
+        """Own objects of one table; none when it went away meanwhile. A table with flags is not looked into: no plan has one."""
+        if self._flags().get(table):
+            return {f"table {table}": Listed("nft", f"table {table}", "a table with flags (dormant or owned)")}
         listed = self.list_table(table)
         return table_objects(listed, wanted) if listed is not None else {}
 
@@ -87,7 +106,11 @@ class LibNftables:
 
     def list_json(self, command: str) -> list[Any]:
         output = self.run(command)
-        return list(json.loads(output)["nftables"]) if output else []
+        try:
+            return list(json.loads(output)["nftables"]) if output else []
+        except ValueError as error:
+            msg = f"nft: {command} printed what is no JSON: {error}"
+            raise Transient(msg) from error
 
     def run(self, text: str) -> str:
         """Run nft text as one transaction and return its output."""
