@@ -19,7 +19,7 @@ _PLAIN = frozenset(range(0x21, 0x7F)) - frozenset(b".*>%")
 
 
 class Subject(NamedTuple):
-    """A parsed subject: what comes after the root, by position. `kind` is the host or the layer's place for other streams."""
+    """A parsed subject: the stream's prefix (``mesh.topology``), and the names after it, decoded."""
 
     stream: str
     tokens: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""How any service runs: settings, NATS, retries, health, metrics, logging, errors. Nothing here knows what a plan means."""
+"""How any service runs: settings, NATS, retries, health, metrics, logging, errors. How a plan arrives is here (`plans`), what it means is not."""
