@@ -56,7 +56,7 @@ def compare(kernel: View, plan: HostPlan, layers: AbstractSet[DriftLayer]) -> li
         if same(item, observed.get(key)) or unit not in settled or (_table(item) in gone and not isinstance(item, NftTable)):
             continue
         found.append(Finding(_layer(item), key, *_differing(item, observed.get(key)), unit, plan.because(key)))
-    if settled == plan.units.keys():
+    if settled == plan.units.keys() and not _holds_others(plan, kernel.marker):
         found.extend(
             Finding(_layer(item), key, "", show(item), _owner(item, wanted, reference), ())
             for key, item in observed.items()
@@ -82,6 +82,11 @@ def _settled(plan: HostPlan, kernel: View) -> AbstractSet[str]:
     """Units whose plan the kernel says it holds; without a marker, those that the applier reported as held."""
     held = kernel.reported if kernel.marker is None else {name: kernel.marker.units.get(unit_tag(name), "") for name in plan.units}
     return {name for name, digest in plan.digests().items() if held.get(name) == digest}
+
+
+def _holds_others(plan: HostPlan, marker: Marker | None) -> bool:
+    """Whether the kernel says that it holds units that are not planned: they are on their way in, or out."""
+    return marker is not None and not marker.units.keys() <= {unit_tag(name) for name in plan.units}
 
 
 def _missing_marker(kernel: View, settled: AbstractSet[str], layers: AbstractSet[DriftLayer]) -> Iterator[Finding]:

@@ -84,6 +84,11 @@ def test_a_unit_on_its_way_is_no_drift() -> None:
     assert look(host, newer) == []
 
 
+def test_a_unit_that_is_not_planned_yet_or_any_more_is_no_drift() -> None:
+    """An applier may know a newer plan, or still have to remove: while the marker names a unit beyond the plan, nothing is a stray."""
+    assert look(applied(), HostPlan(PLAN.cluster, PLAN.host, {})) == []
+
+
 def test_a_plan_that_is_not_held_yet_is_no_drift() -> None:
     """On a host that never held the plan, nothing is missing: it is still to come."""
     assert look(FakeHost(), reported={}) == []
