@@ -127,7 +127,8 @@ class Core:
 
     def _hear_one(self, said: Said, outcome: Outcome) -> None:
         if len(said.tokens) != len(("kind", "cluster", "name")) or said.tokens[0] not in _KIND_BY_TOKEN:
-            reason = f"the subject names no object: expected <kind>.<cluster>.<name> with a kind of {', '.join(sorted(_KIND_BY_TOKEN))}"
+            expected = f"<kind>.<cluster>.<name> with a kind of {', '.join(sorted(_KIND_BY_TOKEN))}"
+            reason = f"the subject names no object: expected {expected}; dots and other special bytes of a name are written as %2E"
             outcome.unreadable.append((said, reason))
             return
         kind, cluster, name = _KIND_BY_TOKEN[said.tokens[0]], said.tokens[1], said.tokens[2]

@@ -152,7 +152,8 @@ async def test_a_lab_that_came_up_differs_in_nothing(mesh, live):
         assert done.returncode == 0, done.stdout + done.stderr
         found = json.loads(done.stdout)
         assert found["different"] is False
-        assert sorted(found["hosts"]) == [host.replace(".", "/") for host in mesh.hosts]
+        # Hosts that other tests had and removed are compared too: they are to hold nothing.
+        assert {host.replace(".", "/") for host in mesh.hosts} <= found["hosts"].keys()
         assert not any(found["hosts"].values())
 
 
