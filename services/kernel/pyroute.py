@@ -5,8 +5,9 @@ namespace of that thread, and its blocking classes cannot be used where an event
 thread that is started by the constructor: it is in the network namespace of the thread that made the object, whoever calls later, and one
 socket is kept for each protocol. The library is untyped; what leaves this module is not.
 
-Requests end within a time limit. A socket that timed out or broke is closed, since late answers would be taken for those of the next
-request; the next one opens it again. Dumps are repeated while the kernel says that they were disturbed. Fails with `NetlinkError`.
+The kernel has a time limit for each answer, however many there are. A socket that timed out or broke is closed, since late answers would
+be taken for those of the next request; the next one opens it again. Dumps are repeated while the kernel says that they were disturbed.
+Fails with `NetlinkError`.
 """
 
 from __future__ import annotations
@@ -73,25 +74,25 @@ class Connection:
 
     def call(self, method: str, *arguments: object, **options: object) -> list[Message]:
         """Call one of the socket's own methods; its answers, if it gives any."""
-        return self._library.run(self._guarded(lambda: self._called(method, arguments, options)))
+        return self._library.run(self._guarded(lambda _: self._called(method, arguments, options)))
 
     def ask(self, message: Callable[[], Any], kind: int, flags: int) -> list[Message]:
         """Send a message of the library that its methods do not make."""
-        return self._library.run(self._guarded(lambda: self._asked(message(), kind, flags, None)))
+        return self._library.run(self._guarded(lambda watch: self._asked(message(), kind, flags, watch)))
 
     def dump(self, message: Callable[[], Any], kind: int | None = None) -> list[Message]:
         """All objects of a table, from one undisturbed pass. `kind` is by default that of the socket's generic netlink family."""
-        return self._library.run(self._guarded(lambda: self._dumped(message, kind)))
+        return self._library.run(self._guarded(lambda watch: self._dumped(message, kind, watch)))
 
     def close(self) -> None:
         self._library.run(self._close())
 
-    async def _guarded(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the work over an open socket within the time limit; every error is a `NetlinkError`."""
+    async def _guarded(self, work: Callable[[_Watch], Awaitable[T]]) -> T:
+        """Do the work over an open socket; every error, and silence, is a `NetlinkError`."""
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(_TIMEOUT_S) as limit:
                 await self._open()
-                return await work()
+                return await work(_Watch(limit))
         except LibraryError as error:
             raise NetlinkError(error.code, str(error.args[1])) from error
         except TimeoutError as error:
@@ -126,13 +127,13 @@ class Connection:
         answers = await getattr(self._socket, method)(*arguments, **options)
         return [Message(answer) for answer in answers] if isinstance(answers, list | tuple) else []
 
-    async def _asked(self, message: Any, kind: int, flags: int, watch: Callable[[Any], None] | None) -> list[Message]:  # noqa: ANN401 - the library's
+    async def _asked(self, message: Any, kind: int, flags: int, watch: _Watch) -> list[Message]:  # noqa: ANN401 - the library's
         answers = await self._socket.nlm_request(message, msg_type=kind, msg_flags=flags, callback=watch)
         return [Message(answer) async for answer in answers]
 
-    async def _dumped(self, message: Callable[[], Any], kind: int | None) -> list[Message]:
+    async def _dumped(self, message: Callable[[], Any], kind: int | None, watch: _Watch) -> list[Message]:
         for _ in range(_DUMP_TRIES):
-            watch = _Watch()
+            watch.is_disturbed = False
             found = await self._asked(message(), self._socket.prid if kind is None else kind, NLM_F_REQUEST | NLM_F_DUMP, watch)
             if watch.code:
                 raise NetlinkError(watch.code)
@@ -142,13 +143,19 @@ class Connection:
 
 
 class _Watch:
-    """What pyroute2 does not look at: the flag of a disturbed dump, and the error at the end of a dump that broke off."""
+    """What pyroute2 does not look at: the flag of a disturbed dump, and the error at the end of one that broke off.
 
-    def __init__(self) -> None:
+    Every answer moves the time limit: a table of a hundred thousand entries takes longer than a kernel may be silent.
+    """
+
+    def __init__(self, limit: asyncio.Timeout) -> None:
+        self._limit = limit
         self.is_disturbed = False
         self.code = 0
 
     def __call__(self, message: Any) -> None:  # noqa: ANN401 - the library's
+        if not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + _TIMEOUT_S)
         self.is_disturbed |= bool(message["header"]["flags"] & NLM_F_DUMP_INTR)
         if message["header"]["type"] == NLMSG_DONE and message["header"]["length"] >= _HEADER_BYTES + _DONE_CODE.size:
             self.code = max(0, -_DONE_CODE.unpack_from(message.data, message.offset + _HEADER_BYTES)[0])

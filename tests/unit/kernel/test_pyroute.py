@@ -128,6 +128,18 @@ async def test_calls_work_where_an_event_loop_runs(library: Library) -> None:
     assert await asyncio.to_thread(connection.call, "link") == []
 
 
+async def test_every_answer_moves_the_time_limit() -> None:
+    """A table of any size may be read, as long as the kernel is not silent."""
+    answer = nlmsg(struct.pack("=IHHII", 16, 24, 0, 1, 0))
+    answer.decode()
+    async with asyncio.timeout(1) as limit:
+        await asyncio.sleep(0)
+        watch = pyroute._Watch(limit)
+        watch(answer)
+        assert limit.when() == pytest.approx(asyncio.get_running_loop().time() + pyroute._TIMEOUT_S, abs=5)
+    assert (watch.is_disturbed, watch.code) == (False, 0)
+
+
 def test_closing_twice_is_allowed() -> None:
     made = FakeSocket()
     library = Library()
