@@ -21,7 +21,7 @@ from services.kernel.port import Flow
 from services.kernel.transaction import Change
 from services.kernel.uapi import socket_path
 from services.runtime.errors import Conflict
-from tests.contract.kernel.gateway_plan import overlay, tunnel
+from tests.contract.kernel.gateway_plan import PEERS, overlay, tunnel
 from tests.contract.kernel.machines import LinuxMachine, converge, differences
 
 pytestmark = pytest.mark.privileged
@@ -65,8 +65,8 @@ def test_flows_are_read_and_dropped_one_by_one(machine: LinuxMachine) -> None:
     assert 9002 in {flow.destination_port for flow in machine.kernel.flows()}
 
 
-def test_a_learned_endpoint_is_no_difference_while_the_handshake_is_fresh(machine: LinuxMachine, other: LinuxMachine) -> None:
-    """Two hosts shake hands; then one's peer is planned at another address: nothing to repair, and its session stays."""
+def connected(machine: LinuxMachine, other: LinuxMachine) -> dict[str, PlanObject]:
+    """Two hosts on one cable, with a tunnel between them; the first one's plan."""
     machine.run(
         f"ip link add mo.v{machine.tag} type veth peer name mo.w{machine.tag} netns {other.namespace};"
         f"ip addr add 192.0.2.1/24 dev mo.v{machine.tag}; ip link set mo.v{machine.tag} up"
@@ -85,16 +85,56 @@ def test_a_learned_endpoint_is_no_difference_while_the_handshake_is_fresh(machin
         converge(here.kernel, plan)
         plans.append(plan)
     wait_for(lambda: machine.run(f"wg show {tunnel(machine.tag)} latest-handshakes").split()[-1] != "0")
-    [key] = [key for key in plans[0] if key.startswith("peer ")]
+    return plans[0]
+
+
+def test_a_packet_goes_through_a_tunnel(machine: LinuxMachine, other: LinuxMachine) -> None:
+    """What one host sends into its tunnel arrives at the other's end of it, from the tunnel's address."""
+    connected(machine, other)
+
+    def listen() -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        made.settimeout(LIMIT_S)
+        made.bind(("169.254.1.2", 7000))
+        return made
+
+    def speak() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"through", ("169.254.1.2", 7000))
+
+    with closing(other._thread.submit(listen).result(10)) as far:
+        machine._thread.submit(speak).result(10)
+        data, (source, _) = far.recvfrom(100)
+    assert (data, source) == (b"through", "169.254.1.1")
+
+
+def test_a_learned_endpoint_is_no_difference_while_the_handshake_is_fresh(machine: LinuxMachine, other: LinuxMachine) -> None:
+    """Two hosts shake hands; then one's peer is planned at another address: nothing to repair, and its session stays."""
+    plan = connected(machine, other)
+    [key] = [key for key in plan if key.startswith("peer ")]
     moved = {
-        **plans[0],
+        **plan,
         key: WireguardPeer(tunnel(machine.tag), other.kernel.public_key(), Endpoint("192.0.2.99:1"), (Prefix("0.0.0.0/0"),), 1),
     }
     assert differences(machine.kernel, moved) == []
     machine.kernel.write(Change(moved[key], moved[key]))
     assert "192.0.2.2:51900" in machine.run(f"wg show {tunnel(machine.tag)} endpoints")
-    machine.kernel.write(Change(plans[0][key], moved[key]))
+    other.run(f"ip link set mo.w{machine.tag} down")  # or it would be learned anew at once
+    machine.kernel.write(Change(plan[key], moved[key]))
     assert "192.0.2.99:1" in machine.run(f"wg show {tunnel(machine.tag)} endpoints")
+
+
+def test_a_peer_has_as_many_allowed_ips_as_wanted(machine: LinuxMachine) -> None:
+    """More than one message holds, written and read; then exactly those of the next plan."""
+    link = WireguardLink(tunnel(machine.tag), 51901, 1420)
+    machine.kernel.write(Change(None, link))
+    old = None
+    for count in (1500, 3):
+        allowed = tuple(Prefix(f"10.{number // 256}.{number % 256}.0/24") for number in range(count))
+        peer = WireguardPeer(link.name, PEERS[0], Endpoint("127.0.0.9:51840"), allowed)
+        machine.kernel.write(Change(old, peer))
+        assert machine.kernel.read({}, ["wireguard"]) == {peer.key: peer}
+        old = peer
 
 
 def test_a_wrong_endpoint_without_a_handshake_is_a_difference(machine: LinuxMachine, plan: dict[str, PlanObject]) -> None:
