@@ -207,7 +207,7 @@ class Core:
                     progress = True
 
     def _advance_rollouts(self) -> None:
-        for item in [item for item in self.state.objects.values() if isinstance(item, Peering)]:
+        for item in list(self.state.peerings.values()):
             attachments = (Attachment(item, 0), Attachment(item, 1))
             key = peering_id(attachments[0])
             first, second = map(self._in_sync, attachments)
@@ -233,9 +233,8 @@ class Core:
 
 def settle_rollouts(state: State, allocations: Allocations) -> None:
     """Set every rollout to its end: what the plans are once all hosts have followed (for plans on paper)."""
-    for item in state.objects.values():
-        if isinstance(item, Peering):
-            allocations.set_rollout((item.cluster, item.name), Rollout.complete(item.tunnels))
+    for item in state.peerings.values():
+        allocations.set_rollout((item.cluster, item.name), Rollout.complete(item.tunnels))
 
 
 def _read(ref: str, said: Said) -> tuple[Topology | None, Problem | None]:

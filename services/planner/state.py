@@ -50,6 +50,7 @@ class State:
     def __init__(self, objects: Iterable[Topology] = ()) -> None:
         self.objects: dict[str, Topology] = {}
         self.clusters: dict[str, Cluster] = {}
+        self.peerings: dict[str, Peering] = {}
         self.nodes: dict[str, dict[str, Node]] = defaultdict(dict)
         self.gateways: dict[str, dict[str, Gateway]] = defaultdict(dict)
         self.pods: dict[str, dict[str, Pod]] = defaultdict(dict)
@@ -81,6 +82,7 @@ class State:
             case PublicKey():
                 self.keys[HostId(item.cluster, item.name)] = item
             case Peering():
+                self.peerings[item.ref] = item
                 for index, end in enumerate(item.ends):
                     self.attachments[end.cluster][end.gateway] = Attachment(item, index)
             case Pod():
@@ -103,6 +105,7 @@ class State:
             case PublicKey():
                 del self.keys[HostId(item.cluster, item.name)]
             case Peering():
+                del self.peerings[item.ref]
                 for end in item.ends:
                     del self.attachments[end.cluster][end.gateway]
             case Pod():
