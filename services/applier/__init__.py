@@ -1,1 +1,1 @@
-"""Plan → kernel, as units of one transaction. The order of steps is in `steps`, making and undoing them in `turn`, the loop in `service`."""
+"""Plan → kernel, as units of one transaction. `steps` has the order, `turn` makes and undoes, `service` is the loop around them."""

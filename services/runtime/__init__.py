@@ -1,1 +1,1 @@
-"""How any service runs: settings, NATS, retries, health, metrics, logging, errors. How a plan arrives is here (`plans`), what it means is not."""
+"""How any service runs: settings, NATS, retries, health, metrics, logging, errors; and how a plan arrives (not what it means)."""
