@@ -46,7 +46,7 @@ def test_sigterm_is_a_clean_end(settings):
     seen = {}
 
     async def main(context):
-        context.ready("main")
+        context.ready("test")
         async with asyncio.timeout(5):
             seen["readyz"] = b""
             while b'"ready": true' not in seen["readyz"]:
