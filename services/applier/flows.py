@@ -82,7 +82,16 @@ def _removed(
     deciding = {(rule.table, rule.map) for rule in rules if rule.kind == "dnat"}
     kept = {prefix for key in deciding for prefix, _ in elements.get(key, [])}
     gone = [change.old for change in changes if change.new is None and isinstance(change.old, NftElement)]
-    return [prefix for item in gone if (item.table, item.set) in deciding and (prefix := _prefix(item.element)) not in kept]
+    prefixes = [_foreign_prefix(item.element) for item in gone if (item.table, item.set) in deciding]
+    return [prefix for prefix in prefixes if prefix is not None and prefix not in kept]
+
+
+def _foreign_prefix(text: str) -> Prefix | None:
+    """What is removed may have been put there by anybody, in any form; a range is no translation of ours."""
+    try:
+        return _prefix(text)
+    except ValueError:
+        return None
 
 
 def _deciding(rules: Iterable[Translation]) -> set[tuple[str, str]]:

@@ -56,6 +56,12 @@ def test_a_removed_translation_takes_its_flows_along() -> None:
     assert stale_flows([Change(old, None)], GATEWAY, [gone, *RIGHT.values()]) == [gone]
 
 
+def test_a_foreign_element_of_any_form_is_no_trouble() -> None:
+    """Somebody's range in our map is removed like anything else that is not planned."""
+    foreign = NftElement(element("to_real", "10.61.0.0/16").table, "to_real", "10.99.0.0-10.99.0.4", "10.1.0.0-10.1.0.4")
+    assert stale_flows([Change(foreign, None)], GATEWAY, RIGHT.values()) == []
+
+
 def test_a_node_judges_flows_to_the_remote_only() -> None:
     """On a node a pod's source must be untouched on the way to the remote cluster; to elsewhere the CNI may do as it likes."""
     masqueraded = flow("10.200.1.10", "10.61.2.10", "10.61.2.10", "172.18.0.11")
