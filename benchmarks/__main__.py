@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -30,6 +31,8 @@ def main() -> int:
     # What services would log into a terminal is not what was asked for.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     _keep_bytecode()
+    # Asked to end, end as after Ctrl-C: figures take down what they made.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     figures = _chosen(arguments.only)
     before = report.read(arguments.compare) if arguments.compare else None
     started, began = datetime.now(UTC), time.monotonic()
