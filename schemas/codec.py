@@ -33,7 +33,7 @@ def decode(payload: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(payload, type=kind, dec_hook=_decode_scalar)
     except msgspec.ValidationError as error:
         raise _explain(error) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = f"not valid JSON: {error}"
         raise DecodeError(reason) from None
 

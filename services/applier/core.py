@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from schemas.plan import HostPlan, Layer, PlanObject, Unit, digest_of
 from schemas.status import ApplyReport, Outcome, Timings, UnitReport
-from services.applier.steps import order
+from services.applier.steps import is_guard, order
 from services.applier.turn import STRAY, Failure, Result, Scope, Turn
 from services.kernel.port import ALL_LAYERS, Kernel
 from services.kernel.transaction import Held, Observed, changes, repairs
@@ -92,7 +92,9 @@ class Applier:
         plan = wanted.plan
         held = {**HostPlan(plan.cluster, plan.host, self._held).objects(), **self._leftovers}
         leaving = {key for name, unit in self._held.items() if name not in plan.units for key in unit}
-        scope = Scope(self._held, plan.units, wanted.epoch, wanted.generation, from_kernel=False, final=False, failures={})
+        scope = Scope(
+            self._held, plan.units, wanted.epoch, wanted.generation, from_kernel=False, final=False, damaged=frozenset(), failures={}
+        )
         objects = plan.objects()
         return Turn(self._kernel, scope, self._now).run(order(changes(held, objects), held, objects, leaving))
 
@@ -104,7 +106,11 @@ class Applier:
         observed = {key: item for key, item in self._kernel.read(objects, layers).items() if key not in given_up}
         found = repairs({key: item for key, item in objects.items() if key in reference}, reference, observed)
         leaving = set() if plan.units else {change.key for change in found}
-        scope = Scope({}, plan.units, wanted.epoch, wanted.generation, from_kernel=True, final=final, failures=failures)
+        # Guards and sysctls stay through an undo or are others' too: only more than these is a unit that was here.
+        damaged = frozenset(
+            name for name, unit in plan.units.items() if any(key in observed and _is_telling(observed[key]) for key in unit)
+        )
+        scope = Scope({}, plan.units, wanted.epoch, wanted.generation, from_kernel=True, final=final, damaged=damaged, failures=failures)
         return Turn(self._kernel, scope, self._now).run(order(found, observed, plan.objects(), leaving))
 
     def _reference(self, plan: HostPlan, objects: Mapping[str, PlanObject]) -> tuple[Observed, dict[str, Failure]]:
@@ -148,6 +154,10 @@ class Applier:
         plan = wanted.plan
         capabilities = self._kernel.capabilities()
         return ApplyReport(plan.cluster, plan.host, wanted.epoch, wanted.generation, tuple(reports), operations, timings, capabilities)
+
+
+def _is_telling(item: Held) -> bool:
+    return not is_guard(item) and item.layer != "sysctl"
 
 
 def _outcome(failure: Failure | None) -> Outcome:

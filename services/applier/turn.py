@@ -51,7 +51,8 @@ class Scope(Struct, frozen=True):
     """What a turn is about: units before and after, epoch and generation, and units that are given up beforehand.
 
     `from_kernel` says that the changes come from reading the kernel and not from memory. With `final`, a batch that does not fit or whose
-    answer is lost is a failure, and no reason to read the kernel and try again.
+    answer is lost is a failure, and no reason to read the kernel and try again. `damaged` units were found in the kernel in part: there is
+    no old version to go back to, so they are brought as far as they can be, and what is missing of them stays drift.
     """
 
     held: Mapping[str, Unit]
@@ -60,6 +61,7 @@ class Scope(Struct, frozen=True):
     generation: int
     from_kernel: bool
     final: bool
+    damaged: frozenset[str]
     failures: Mapping[str, Failure]
 
 
@@ -168,6 +170,8 @@ class Turn:
         _log.warning("change_failed", key=key, units=sorted(units), error=str(error))
         for unit in units:
             self._failures.setdefault(unit, Failure(key, error))
+        if units & self._scope.damaged:
+            self._trusted = False
         self._undo([change for change in self._made if self._is_off(change)])
 
     def _undo(self, concerned: list[Change]) -> None:
@@ -205,8 +209,8 @@ class Turn:
         return {key: entry.object for unit in self._scope.held.values() for key, entry in unit.items()}
 
     def _is_off(self, change: Change) -> bool:
-        """True when every unit of the change has failed."""
-        return self._units_of(change.key) <= self._failures.keys()
+        """True when every unit of the change has failed and is to be what it was."""
+        return self._units_of(change.key) <= self._failures.keys() - self._scope.damaged
 
     def _units_of(self, key: str) -> set[str]:
         """The units, old or new, that hold the object."""
@@ -216,7 +220,7 @@ class Turn:
     def _marker(self) -> Marker | None:
         """What the kernel holds once the failed units are back; None when that is nothing at all."""
         scope = self._scope
-        held = {name: unit for name, unit in scope.target.items() if name not in self._failures}
+        held = {name: unit for name, unit in scope.target.items() if name not in self._failures or name in scope.damaged}
         held.update({name: scope.held[name] for name in self._failures if name in scope.held})
         if not held:
             return None

@@ -15,12 +15,14 @@ from schemas.codec import DecodeError
 from schemas.plan import HostPlan, UnitDiff, diff_units, digest_of
 from schemas.status import ApplyReport, Refusal
 from schemas.topology import KINDS, Gateway, Node, Peering, Topology, decode_topology
+from schemas.values import Name
 from services.planner.admit import Problem, admit, admit_removal
 from services.planner.allocate import NOTHING, Allocations, Exhausted, Rollout, advance, peering_id
 from services.planner.compile import Compiler
 from services.planner.compile.parts import unit_name
 from services.planner.state import Attachment, HostId, State
 
+_NAME_CHARACTERS, _REASON_CHARACTERS = 253, 1000
 _KIND_BY_TOKEN = {kind.lower(): kind for kind in KINDS}
 
 
@@ -132,6 +134,9 @@ class Core:
             outcome.unreadable.append((said, reason))
             return
         kind, cluster, name = _KIND_BY_TOKEN[said.tokens[0]], said.tokens[1], said.tokens[2]
+        if (unusable := _unusable(cluster, name, said)) is not None:
+            outcome.unreadable.append((said, unusable))
+            return
         ref = f"{kind}/{cluster}/{name}"
         waiting = self._pending[ref][1].sequence if ref in self._pending else 0
         if said.sequence <= self.sequences.get(ref, 0) or said.sequence < waiting:
@@ -145,7 +150,8 @@ class Core:
             return
         if problem.retry:
             self._pending[ref] = (item, said)
-        outcome.refused.append(Refusal(kind, cluster, name, problem.reason, problem.field, problem.other, said.sequence))
+        reason = problem.reason if len(problem.reason) <= _REASON_CHARACTERS else f"{problem.reason[:_REASON_CHARACTERS]}…"
+        outcome.refused.append(Refusal(kind, cluster, name, reason, problem.field, problem.other, said.sequence))
 
     def _try(self, ref: str, item: Topology | None, said: Said, outcome: Outcome) -> Problem | None:
         before = self.state.objects.get(ref)
@@ -235,6 +241,18 @@ def settle_rollouts(state: State, allocations: Allocations) -> None:
     """Set every rollout to its end: what the plans are once all hosts have followed (for plans on paper)."""
     for item in state.peerings.values():
         allocations.set_rollout((item.cluster, item.name), Rollout.complete(item.tunnels))
+
+
+def _unusable(cluster: str, name: str, said: Said) -> str | None:
+    """Why a subject's names are not even good for a refusal: too long for a subject, or no names where only the subject has them."""
+    if max(len(cluster), len(name)) > _NAME_CHARACTERS:
+        return f"a name in the subject is longer than {_NAME_CHARACTERS} characters"
+    try:
+        if not said.payload:
+            _ = Name.parse(cluster), Name.parse(name)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _read(ref: str, said: Said) -> tuple[Topology | None, Problem | None]:

@@ -50,6 +50,8 @@ def add(found: dict[str, Held], item: Held) -> None:
 
 
 def _table(value: Json) -> Held:
+    if "flags" in value:
+        return Listed("nft", f"table {value['name']}", "a table with flags (dormant or owned)")
     return NftTable(value["name"])
 
 

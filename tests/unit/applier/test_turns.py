@@ -318,3 +318,23 @@ def test_one_table_that_cannot_be_listed_stops_one_unit() -> None:
     report = Applier(Picky(host), lambda: 0.0).apply(two_units(), 1, 1)
     assert {unit.unit: unit.outcome for unit in report.units} == {UNIT: "degraded", "second": "applied"}
     assert "rule 950 fwmark 0x0/0x0 iif - to -" in host.objects
+
+
+def test_a_repair_goes_as_far_as_it_can() -> None:
+    """Somebody's route is in the way of one of ours while the table is gone: the table comes back and stays, and the rest is told."""
+    host = FakeHost()
+    one = applier(host)
+    one.apply(FIRST, 1, 1)
+    route = FIRST.objects()["route 7002 10.200.1.0/24 0"]
+    for key in [key for key, item in host.objects.items() if item.layer == "nft"]:
+        del host.objects[key]
+    del host.objects[route.key]
+    host.foreign[route.key] = route
+    report = one.repair(FIRST, 1, 1)
+    assert report.outcome == "degraded"
+    assert {key for key, item in FIRST.objects().items() if item.layer == "nft"} <= host.objects.keys()
+    assert host.marker is not None
+    assert host.marker.units == {unit_tag(UNIT): FIRST.digests()[UNIT]}
+    del host.foreign[route.key]
+    assert one.apply(FIRST, 1, 1).outcome == "applied"
+    assert holds(host, FIRST)

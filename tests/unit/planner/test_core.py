@@ -303,3 +303,24 @@ def test_every_plan_survives_the_wire() -> None:
             assert decode(encode(diff), PlanDiff) == diff
             core.published[step.host] = step.plan
         acknowledge(core, ROME_GATEWAY, MILAN_GATEWAY)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Said(("node", "a/b", "c"), b"", 1),
+        Said(("node", "rome", "x" * 1000), b"{}", 1),
+        Said(("node", "rome", "\ufffd" * 1200), b"", 1),
+    ],
+)
+def test_names_that_are_no_use_are_dead_letters(event: Said) -> None:
+    """A deletion of what cannot be named, and names that no subject could carry, are set aside and stop nobody."""
+    outcome = Core().hear([event])
+    assert len(outcome.unreadable) == 1
+    assert not outcome.admitted
+
+
+def test_what_is_nested_without_end_is_refused() -> None:
+    """JSON that nests too deeply to be read is refused like any other that is not valid."""
+    (refusal,) = Core().hear([Said(("node", "rome", "x"), b'{"a":' + b"[" * 200_000, 1)]).refused
+    assert "not valid JSON" in refusal.reason
