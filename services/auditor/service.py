@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 _DEBOUNCE_S = 0.02
 _COMMAND_TIMEOUT_S = 5.0
+_SETTLE_TIMEOUT_S = 30.0
+"""A turn may take longer than an answer; an applier that is not there says so at once."""
 _RECHECK_S = 1.0
 
 
@@ -160,7 +162,7 @@ class AuditorService:
     async def _settle(self) -> None:
         """Let the applier finish the turn that it may be in. One that is not there changes nothing either."""
         try:
-            await self._broker.request(subjects.command(self._cluster, self._host, "settle"), b"", _COMMAND_TIMEOUT_S)
+            await self._broker.request(subjects.command(self._cluster, self._host, "settle"), b"", _SETTLE_TIMEOUT_S)
         except MeshmarkError as error:
             _log.info("applier_silent", error=str(error))
 

@@ -133,6 +133,9 @@ def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
     twin = state.gateways[item.cluster].get(item.name) if isinstance(item, Node) else state.nodes[item.cluster].get(item.name)
     if twin is not None:
         yield Problem(f"the name is taken by {twin.ref}; nodes and gateways of a cluster share one name space", "$.name", twin.ref)
+    for unusable in layout.NO_HOST:
+        if Prefix(unusable).covers(item.address):
+            yield Problem(f"{item.address} lies inside {unusable}: no host has such an address", "$.address", retry=False)
     for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
         if prefix.covers(item.address):
             yield Problem(f"the underlay address {item.address} lies inside {prefix} of its cluster: a loop", "$.address", cluster.ref)

@@ -30,6 +30,8 @@ WIREGUARD_OVERHEAD_BYTES = 60
 
 RESERVED = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
 """Prefixes that no cluster may use: this network, loopback, link-local (the tunnels' own addresses among them), multicast and beyond."""
+NO_HOST = ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")
+"""Where no underlay address can be."""
 TUNNEL_NETWORK = "169.254.18.0/24"
 """Each tunnel has a /30 of it; the end that is named first in the peering has the first address (Liqo's numbers)."""
 

@@ -65,6 +65,8 @@ REFUSED = {
     "node named as a gateway": (node("gateway", 7), "$.name", "taken by Gateway/rome/gateway", "Gateway/rome/gateway"),
     "node with a taken address": (node("x", 7, address=Address("172.18.0.11")), "$.address", "taken", "Node/rome/worker-1"),
     "node inside its pod prefix": (node("x", 7, address=Address("10.200.9.1")), "$.address", "a loop", "Cluster/rome/rome"),
+    "node at a multicast address": (node("x", 7, address=Address("224.0.0.5")), "$.address", "no host has", ""),
+    "node at no address": (node("x", 7, address=Address("0.0.0.0")), "$.address", "no host has", ""),
     "node inside a remap": (node("x", 7, address=Address("10.61.9.1")), "$.address", "a loop", "Peering/rome/rome-milan"),
     "node prefix outside the cluster": (
         node("x", 7, pod_prefixes=(Prefix("10.9.0.0/24"),)),
