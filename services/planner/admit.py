@@ -133,12 +133,7 @@ def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
     twin = state.gateways[item.cluster].get(item.name) if isinstance(item, Node) else state.nodes[item.cluster].get(item.name)
     if twin is not None:
         yield Problem(f"the name is taken by {twin.ref}; nodes and gateways of a cluster share one name space", "$.name", twin.ref)
-    for unusable in layout.NO_HOST:
-        if Prefix(unusable).covers(item.address):
-            yield Problem(f"{item.address} lies inside {unusable}: no host has such an address", "$.address", retry=False)
-    for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
-        if prefix.covers(item.address):
-            yield Problem(f"the underlay address {item.address} lies inside {prefix} of its cluster: a loop", "$.address", cluster.ref)
+    yield from _place(item, cluster)
     for other, text, field in (
         (state.host_with(item.cluster, item.address), f"the underlay address {item.address} is taken by", "$.address"),
         (state.host_behind(item.cluster, names.overlay_link(item.name)), "the name leads to the same link name as", "$.name"),
@@ -154,6 +149,16 @@ def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
         yield from _underlay(item.address, item.ref, Attachment(own.peering, 1 - own.place), state, "$.address")
     if isinstance(item, Node):
         yield from _node_prefixes(item, cluster, state)
+
+
+def _place(item: Node | Gateway, cluster: Cluster) -> Iterator[Problem]:
+    """Where an underlay address cannot be."""
+    for unusable in layout.NO_HOST:
+        if Prefix(unusable).covers(item.address):
+            yield Problem(f"{item.address} lies inside {unusable}: no host has such an address", "$.address", retry=False)
+    for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
+        if prefix.covers(item.address):
+            yield Problem(f"the underlay address {item.address} lies inside {prefix} of its cluster: a loop", "$.address", cluster.ref)
 
 
 def _node_prefixes(item: Node, cluster: Cluster, state: State) -> Iterator[Problem]:
