@@ -2,7 +2,7 @@
 
 Four accounts, because a permission on a subject is not enough inside one account: the server writes its replies (acknowledgements,
 stored messages) to whatever reply subject a client names, without asking whether that client may publish there. In one account a
-host's ``reply=mesh.status.<other>`` became the other host's newest status (research/stack.md A3). Across accounts such a reply ends in
+host's ``reply=mesh.status.<other>`` became the other host's newest status. Across accounts such a reply ends in
 the asker's own account, where no stream listens.
 
 - ``CONTROL`` holds the streams; only planners are in it.

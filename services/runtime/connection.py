@@ -1,6 +1,6 @@
 """One connection to NATS, with nats-py's failure modes handled in one place.
 
-nats-py 2.16 (research/stack.md A5) loses cancellations in ``request`` on Python 3.11, dies when ``flush`` is cancelled, closes for good
+nats-py 2.16 loses cancellations in ``request`` on Python 3.11, dies when ``flush`` is cancelled, closes for good
 after an oversized message, tells nobody but a callback that a permission is missing, and drains for 30 s. So this class:
 asks through an inbox of its own and waits with ``asyncio.timeout``; shields every flush; measures before it sends; routes denials to who
 asked; unsubscribes before it drains; and says by `closed` when the connection is lost, so that the process can end.

@@ -1,6 +1,6 @@
 """Durable pull consumers: made idempotently, read for ever.
 
-How it fails, and what is done (research/stack.md A5): a pull that is lost by a server restart goes silent, which missing heartbeats
+How it fails, and what is done: a pull that is lost by a server restart goes silent, which missing heartbeats
 show, and it is asked again (nats-py's own fetch waits for its whole timeout; #504, #933); a reconnect asks again at once; a
 consumer that is not there yet is waited for; a missing permission ends the reading with Permanent.
 """

@@ -2,7 +2,7 @@
 
 A service is ``async def main(context)``. It runs until it returns, raises, or `stop` is set by SIGTERM or SIGINT; then it has
 `shutdown_s` seconds to return, is cancelled after that, and the process ends hard when even that does not help (nats-py and Python 3.11
-can lose a cancellation; research/stack.md A5). Exit code 0 is a clean end, 1 a failure; a supervisor starts it again.
+can lose a cancellation). Exit code 0 is a clean end, 1 a failure; a supervisor starts it again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The JetStream streams, as values: which subjects each stores, and for how long.
 
-Plain streams, not KV buckets: subjects can be authorized per host, and a batch can be written atomically (research/stack.md).
+Plain streams, not KV buckets: subjects can be authorized per host, and a batch can be written atomically.
 """
 
 from __future__ import annotations
