@@ -57,6 +57,15 @@ class Inbox:
         return item
 
 
+class _TolerantClient(Client):
+    """nats-py decodes subjects strictly, in its read loop: one message with other bytes ends the connection, at each redelivery again."""
+
+    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None) -> Msg:
+        readable = subject.decode(errors="backslashreplace").encode()
+        built: Msg = super()._build_message(sid, readable, reply, data, headers)
+        return built
+
+
 class Connection:
     """One NATS connection; made by ``open``. `closed` is set when it is lost for good, `reason` then says why."""
 
@@ -66,7 +75,7 @@ class Connection:
         self.closed = asyncio.Event()
         self.reason = ""
         self._metrics = metrics
-        self._client = Client()
+        self._client = _TolerantClient()
         self._closing = False
         self._opened = False
         self._last_error = ""

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -140,10 +141,25 @@ def _check(name: str, value: object, origin: str) -> None:
             Name.parse(value)
         if name == "http" and value:
             parse_address(str(value))
+        if name == "nats_url":
+            check_url(str(value))
     except (msgspec.ValidationError, ValueError) as error:
         reason = str(error).rpartition(" - at `")[0] or str(error)
         msg = f"{name} (from {origin}): {value!r} is wrong: {reason}"
         raise Permanent(msg) from error
+
+
+def check_url(text: str) -> None:
+    """ValueError, saying what is right, unless `text` names NATS servers: one, or several with commas between."""
+    for part in text.split(","):
+        url = urlsplit(part.strip() if "://" in part else f"nats://{part.strip()}")
+        try:
+            usable = bool(url.hostname) and url.port != 0
+        except ValueError:  # a port that is none
+            usable = False
+        if not usable:
+            msg = "write it as nats://host:port, as nats://127.0.0.1:4222"
+            raise ValueError(msg)
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 
@@ -387,3 +388,30 @@ async def test_a_dead_letter_is_stored_once_with_its_reason(planner):
         await dead_letter(planner, "planner", message, "not JSON")
     found = [one async for one in planner.replay("DEADLETTER", "mesh.deadletter.>")]
     assert [codec.decode(one.data, DeadLetter) for one in found] == [describe(message, "not JSON")]
+
+
+async def test_a_subject_that_is_no_text_stops_nobody(planner, server):
+    """One message whose subject holds bytes that are not UTF-8 is delivered with them escaped, and so are those after it; so by replay."""
+    publish_raw(server.url, b"mesh.topology.node.rome.\xff\xfe", b"{}")
+    await planner.publish("mesh.topology.node.rome.after", b"{}")
+    consumed = []
+    async with asyncio.timeout(10):
+        async for message in planner.consume("TOPOLOGY", "raw"):
+            await message.ack()
+            consumed.append(message)
+            if len(consumed) == 2:
+                break
+        replayed = [message async for message in planner.replay("TOPOLOGY", "mesh.topology.>")]
+    assert [message.subject for message in consumed] == ["mesh.topology.node.rome.\\xff\\xfe", "mesh.topology.node.rome.after"]
+    assert [message.sequence for message in replayed] == [1, 2]
+    assert replayed[1].subject == "mesh.topology.node.rome.after"
+
+
+def publish_raw(url, subject, data):
+    """Publish as the anonymous user, byte by byte as given, and wait until the server has taken it."""
+    host, port = url.removeprefix("nats://").rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=5) as wire:
+        wire.sendall(b'CONNECT {"verbose":false}\r\nPUB ' + subject + b" %d\r\n" % len(data) + data + b"\r\nPING\r\n")
+        answer = b""
+        while b"PONG" not in answer:
+            answer += wire.recv(4096)
