@@ -96,4 +96,12 @@ _REMOVE_RANK = ("class route", "wireguard", "address", "link", "rule", "sysctl",
 
 
 def _ranked(changes: Sequence[Change], rank: tuple[str, ...]) -> tuple[Change, ...]:
-    return tuple(sorted(changes, key=lambda change: (rank.index(_kind(change.subject)), change.key)))
+    return tuple(sorted(changes, key=lambda change: (rank.index(_kind(change.subject)), _port_order(change), change.key)))
+
+
+def _port_order(change: Change) -> int:
+    """Tunnels that move to higher ports go from the last one on, others from the first: each finds its port left by the one before."""
+    old, new = change.old, change.new
+    if isinstance(old, WireguardLink) and isinstance(new, WireguardLink):
+        return -new.listen_port if new.listen_port > old.listen_port else new.listen_port
+    return 0

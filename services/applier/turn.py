@@ -112,6 +112,10 @@ class Turn:
                 self._trusted = False
                 self._fail(change.key, error)
             except MeshmarkError as error:
+                if change.old is not None and change.new is not None:
+                    # Half of a replacement may have been made, as a port that was left before the new one was refused.
+                    self._made.append(change)
+                    self._trusted = False
                 self._fail(change.key, error)
             else:
                 self._made.append(change)

@@ -222,3 +222,12 @@ async def test_a_removed_peering_leaves_hosts_as_they_were(mesh, live):
         assert sum("turin" in check.name for check in await live.carries()) == 4
         assert {host: foreign(mesh, host) for host in hosts} == others
     assert not [event for event in live.board.drift if event.cluster in SITES]
+
+
+async def test_tunnels_move_to_ports_that_their_neighbours_hold(mesh, live):
+    """The first port goes up by one and down again: every device gets the port that the next one held, and all pods reach each other."""
+    peering = mesh.object("Peering/rome/rome-milan")
+    for port in (peering.port + 1, peering.port):
+        await live.publish(replace(peering, port=port))
+        await live.carries()
+        assert {report.outcome for report in live.board.reports.values()} == {"applied"}

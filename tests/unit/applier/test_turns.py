@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.plan import HostPlan, LinkAddress, NftElement, PolicyRule, Route, VxlanLink
+from schemas.plan import HostPlan, LinkAddress, NftElement, PolicyRule, Route, VxlanLink, WireguardLink
+from schemas.topology import Topology
 from schemas.values import Address, Name, Prefix
 from services.applier.core import Applier
 from services.applier.steps import order
@@ -337,4 +338,46 @@ def test_a_repair_goes_as_far_as_it_can() -> None:
     assert host.marker.units == {unit_tag(UNIT): FIRST.digests()[UNIT]}
     del host.foreign[route.key]
     assert one.apply(FIRST, 1, 1).outcome == "applied"
+    assert holds(host, FIRST)
+
+
+@pytest.mark.parametrize("first,second", [(51840, 51841), (51841, 51840), (51840, 52000)])
+def test_ports_move_without_meeting(first: int, second: int) -> None:
+    """Tunnels change their ports in an order in which each port is free when it is wanted, both ways."""
+    before, after = (settled_plans([*base(), peering(3, port=port), *keys()])[ROME_GATEWAY].objects() for port in (first, second))
+    taken = {item.listen_port for item in before.values() if isinstance(item, WireguardLink)}
+    for change in order(changes(before, after), before, after, ()).connect:
+        if isinstance(change.old, WireguardLink) and isinstance(change.new, WireguardLink):
+            taken.remove(change.old.listen_port)
+            assert change.new.listen_port not in taken
+            taken.add(change.new.listen_port)
+    assert taken == {second, second + 1, second + 2}
+
+
+def base() -> list[Topology]:
+    return [item for item in two_clusters() if item.kind != "Peering"]
+
+
+def test_a_half_made_replacement_is_put_back_and_not_believed() -> None:
+    """A device that lost its port before the new one was refused is written as it was, and the kernel read before the next turn."""
+
+    class HalfWay(FakeKernel):
+        broken = False
+
+        def write(self, change: Change) -> None:
+            super().write(change)
+            if self.broken and isinstance(change.new, WireguardLink) and change.new.listen_port == 52000:
+                msg = "address already in use"
+                raise Permanent(msg)
+
+    host = FakeHost()
+    kernel = HalfWay(host)
+    one = Applier(kernel, lambda: 0.0)
+    one.apply(FIRST, 1, 1)
+    moved = settled_plans([*base(), peering(3, port=52000), *keys()])[ROME_GATEWAY]
+    kernel.broken = True
+    assert one.apply(moved, 1, 2).outcome == "degraded"
+    assert holds(host, FIRST)
+    del host.objects["link mt.1"]
+    assert one.apply(FIRST, 1, 3).outcome == "applied"
     assert holds(host, FIRST)
