@@ -75,8 +75,9 @@ def drift(cluster: str, host: str, layer: str) -> str:
     return _join(DRIFT, cluster, host, layer)
 
 
-def deadletter(cluster: str, service: str) -> str:
-    return _join(DEADLETTER, cluster, service)
+def deadletter(cluster: str, host: str, service: str) -> str:
+    """`cluster` and `host` are empty for planners."""
+    return _join(DEADLETTER, cluster, host, service)
 
 
 def command(cluster: str, host: str, verb: str) -> str:

@@ -71,6 +71,10 @@ class Applier:
         self.failures = {name: Failure("kernel", error) for name in plan.units} or {STRAY: Failure("kernel", error)}
         return self._report(Wanted(plan, epoch, generation), Timings(reported_s=self._now()), 0)
 
+    def held(self) -> dict[str, str]:
+        """The digest of each unit that the last turn left in the kernel."""
+        return {name: digest_of(unit) for name, unit in self._held.items()}
+
     def differences(self, plan: HostPlan) -> list[Difference]:
         """Where the kernel differs from `plan`, read now."""
         units = {key: name for name, unit in plan.units.items() for key in unit}

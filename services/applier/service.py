@@ -8,10 +8,8 @@ at any instant is followed by a turn against the kernel, which changes nothing t
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -20,19 +18,16 @@ import structlog
 from msgspec import Struct
 
 from schemas import codec, subjects
-from schemas.commands import Repair
-from schemas.plan import WireguardLink
+from schemas.commands import Repair, Settled
 from schemas.status import ApplyReport
-from schemas.topology import PublicKey
-from schemas.values import Name
 from services.applier.core import Applier
+from services.applier.reports import Reporter
 from services.kernel.events import EventSource
 from services.kernel.linux import LinuxKernel
 from services.kernel.port import Kernel
-from services.runtime import events
+from services.runtime import neighbour
 from services.runtime.broker import Broker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Transient, Waiting
-from services.runtime.messages import Message
 from services.runtime.plans import Update, follow_plan
 from services.runtime.retries import backoff_s
 from services.runtime.service import Context
@@ -41,7 +36,6 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 
-_KEY_REPEAT_S = 10.0
 _ECHO_S = 0.1
 """Kernel events this soon after a turn are taken for the turn's own."""
 _DIFFERENCES_MAX = 500
@@ -74,19 +68,21 @@ class ApplierService:
         self._due_s: float | None = None
         self._attempts = 0
         self._turn_ended_s = 0.0
-        self._key_published_s: float | None = None
+        self._turns_made = 0
+        self._reporter = Reporter(context, lambda: self._in_thread(kernel.public_key))
 
     async def run(self) -> None:
         """Serve until told to stop. Raises Conflict when another applier serves this network namespace."""
-        with _sole_applier(), self._thread:
-            async with asyncio.TaskGroup() as group:
+        handlers: dict[str, neighbour.Handler] = {"repair": self._repair, "settle": self._settle}
+        with self._thread:
+            async with neighbour.serving(handlers), asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._follow(), name="plan"),
                     group.create_task(self._serve("repair", self._repair), name="repair"),
                     group.create_task(self._serve("diff", self._diff), name="diff"),
-                    group.create_task(self._serve("settle", self._settle), name="settle"),
                     group.create_task(self._watch_kernel(), name="events"),
                 ]
+                group.create_task(self._reporter.run(), name="reports")  # ends by itself: nothing cuts a message short
                 await self._turns()
                 for task in tasks:
                     task.cancel()
@@ -123,13 +119,10 @@ class ApplierService:
                 continue
             requests, self._requests = self._requests, []
             report = await self._turn(current, requests)
-            headers = {events.TRACEPARENT: events.child(current.trace)} if current.trace else None
-            await self._broker.publish_surely(subjects.status(self._cluster, self._host), codec.encode(report), headers=headers)
             for request in requests:
                 if not request.answer.done():
                     request.answer.set_result(report)
-            await self._publish_key(current)
-            self._context.ready("applier")
+            self._reporter.put(report, current)
 
     async def _turn(self, current: Update, requests: list[_Request]) -> ApplyReport:
         """One turn; a kernel that cannot be read or written at all is reported like any other failure."""
@@ -138,6 +131,7 @@ class ApplierService:
         leave = set.intersection(*(set(request.repair.leave) for request in requests)) if requests else set()
 
         def work() -> ApplyReport:
+            self._turns_made += 1
             try:
                 if requests:
                     return self._applier.repair(plan, epoch, generation, leave)
@@ -183,36 +177,15 @@ class ApplierService:
             stored_s = min(cause.stored_s for cause in current.diff.causes)
             metrics.event_to_applied_seconds.observe(max(0.0, timings.connected_s - stored_s))
 
-    async def _publish_key(self, current: Update) -> None:
-        """Publish the public key, and again, until the plan shows that the planner knows it."""
-        links = [item for item in current.plan.objects().values() if isinstance(item, WireguardLink)]
-        if not links:
-            return
-        try:
-            key = await self._in_thread(self._kernel.public_key)
-        except MeshmarkError as error:
-            _log.error("no_key", error=str(error))
-            return
-        if all(link.public_key == key for link in links):
-            return
-        now_s = asyncio.get_running_loop().time()
-        if self._key_published_s is None or now_s - self._key_published_s > _KEY_REPEAT_S:
-            item = PublicKey(name=Name(self._host), cluster=Name(self._cluster), key=key)
-            await self._broker.publish_surely(subjects.topology("PublicKey", self._cluster, self._host), codec.encode(item))
-            self._key_published_s = now_s
-            _log.info("public_key_published", key=key)
-        if self._due_s is None:
-            self._due_s = now_s + _KEY_REPEAT_S
-
     # Commands ------------------------------------------------------------------------------------------------------------------------
 
-    async def _serve(self, verb: str, handler: Callable[[Message], Awaitable[bytes]]) -> None:
-        await self._broker.serve(subjects.command(self._cluster, self._host, verb), handler)
+    async def _serve(self, verb: str, handler: neighbour.Handler) -> None:
+        await self._broker.serve(subjects.command(self._cluster, self._host, verb), lambda message: handler(message.data))
 
-    async def _repair(self, message: Message) -> bytes:
+    async def _repair(self, body: bytes) -> bytes:
         """Read the kernel and bring it back to the plan; answers with the report."""
         try:
-            repair = codec.decode(message.data or b"{}", Repair)
+            repair = codec.decode(body or b"{}", Repair)
         except codec.DecodeError as error:
             msg = f"repair: {error}"
             raise MeshmarkError(msg) from None
@@ -222,11 +195,11 @@ class ApplierService:
         self._wake.set()
         return codec.encode(await request.answer)
 
-    async def _settle(self, _: Message) -> bytes:
+    async def _settle(self, _: bytes) -> bytes:
         """Answer once no turn is under way: the kernel's thread takes one work after the other."""
-        return await self._in_thread(lambda: b"{}")
+        return codec.encode(await self._in_thread(lambda: Settled(self._turns_made, self._applier.held())))
 
-    async def _diff(self, _: Message) -> bytes:
+    async def _diff(self, _: bytes) -> bytes:
         """Answer with the differences between kernel and plan, read now; at most 500."""
         plan = self._require_plan().plan
         found = await self._in_thread(lambda: self._applier.differences(plan))
@@ -244,18 +217,6 @@ class ApplierService:
 
 def _is_retried(error: MeshmarkError) -> bool:
     return isinstance(error, Transient | Waiting | Conflict | OutcomeUnknown)
-
-
-@contextlib.contextmanager
-def _sole_applier() -> Iterator[None]:
-    """Hold the network namespace's applier place: an abstract Unix socket, which the kernel frees with the process."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as place:
-        try:
-            place.bind("\0meshmark-applier")
-        except OSError as error:
-            msg = "another applier serves this network namespace; stop it first"
-            raise Conflict(msg) from error
-        yield
 
 
 async def main(context: Context) -> None:

@@ -1,7 +1,8 @@
 """The auditor's loop: kernel events and a periodic pass in; drift events and repair requests out. One per host.
 
-It shares nothing with the applier but the plan on NATS and the kernel's own marker. A difference is looked at twice before it is told: in
-between, the applier (if it answers) has finished the turn that it was in.
+It shares nothing with the applier but the plan on NATS and the kernel's own marker. A difference is told only when the applier (if there
+is one) made no turn while it was seen. Repairs are asked for over a local socket, and events wait for a broker that is away: what cuts the
+host off from NATS is repaired all the same.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +20,7 @@ import structlog
 from msgspec.structs import replace
 
 from schemas import codec, subjects
-from schemas.commands import Repair
+from schemas.commands import Repair, Settled
 from schemas.drift import DriftEvent, DriftLayer, Suspect
 from schemas.status import ApplyReport
 from services.auditor.compare import LAYERS, Finding, View, compare
@@ -26,6 +28,7 @@ from services.auditor.ledger import Ledger
 from services.kernel.events import EventSource, KernelEvent
 from services.kernel.linux import LinuxKernel
 from services.kernel.port import Kernel
+from services.runtime import neighbour
 from services.runtime.broker import Broker
 from services.runtime.errors import MeshmarkError
 from services.runtime.plans import Update, follow_plan
@@ -36,10 +39,10 @@ _log = structlog.get_logger()
 T = TypeVar("T")
 
 _DEBOUNCE_S = 0.02
-_COMMAND_TIMEOUT_S = 5.0
-_SETTLE_TIMEOUT_S = 30.0
-"""A turn may take longer than an answer; an applier that is not there says so at once."""
 _RECHECK_S = 1.0
+_LOOKS_MAX = 3
+"""How often a difference is looked at again because the applier made a turn meanwhile, before it gets a pause."""
+_EVENTS_MAX = 10_000
 
 
 class AuditorService:
@@ -56,6 +59,8 @@ class AuditorService:
         self._suspects: dict[DriftLayer, Suspect] = {}
         self._hints: set[DriftLayer] = set(LAYERS)
         self._wake = asyncio.Event()
+        self._untold: deque[DriftEvent] = deque(maxlen=_EVENTS_MAX)
+        self._told = asyncio.Event()
         self._repair_due_s: float | None = None
 
     async def run(self) -> None:
@@ -66,6 +71,7 @@ class AuditorService:
                     group.create_task(self._follow(), name="plan"),
                     group.create_task(self._watch_kernel(), name="events"),
                 ]
+                group.create_task(self._publish(), name="drift")  # ends by itself: nothing cuts a message short
                 self._context.ready("auditor")
                 await self._audits()
                 for task in tasks:
@@ -122,21 +128,24 @@ class AuditorService:
         self._wake.clear()
         return not self._context.stop.is_set()
 
-    async def _reported(self) -> dict[str, str]:
-        """Which digest of each unit the applier last said that it holds."""
-        message = await self._broker.last("STATUS", subjects.status(self._cluster, self._host))
-        report = codec.decode(message.data, ApplyReport) if message else None
-        return {unit.unit: unit.held for unit in report.units} if report else {}
-
     async def _audit(self, current: Update, layers: tuple[DriftLayer, ...]) -> None:
         # The first to touch a layer since the last look: who repairs comes after who broke.
         suspects, self._suspects = self._suspects, {}
         findings = await self._look(current, layers)
         if findings:
-            await self._settle()
-            findings = await self._look(current, layers)
+            findings = await self._look_again(current, layers)
         if findings is not None:
-            await self._publish(self._ledger.observe(findings, layers, time.time(), suspects, current.generation))
+            self._tell(self._ledger.observe(findings, layers, time.time(), suspects, current.generation))
+
+    async def _look_again(self, current: Update, layers: tuple[DriftLayer, ...]) -> list[Finding] | None:
+        """Look while the applier makes no turn; None when it makes one each time, or when a layer cannot be read."""
+        for _ in range(_LOOKS_MAX):
+            before = await self._settled()
+            findings = await self._look(current, layers)
+            if not findings or await self._settled() == before:
+                return findings
+        self._hint_later(layers)
+        return None
 
     async def _look(self, current: Update, layers: tuple[DriftLayer, ...]) -> list[Finding] | None:
         """Compare now; None when a layer cannot be read, which is told as ``unknown``."""
@@ -149,22 +158,39 @@ class AuditorService:
 
         try:
             view = await self._in_thread(look)
-            if view.marker is None and plan.units:
-                view = replace(view, reported=await self._reported())
-            return compare(view, plan, set(layers))
-        except (MeshmarkError, codec.DecodeError) as error:
+        except MeshmarkError as error:
             _log.warning("unreadable", layers=layers, error=str(error))
             for layer in layers:
-                await self._publish(self._ledger.unreadable(layer, str(error), time.time()))
-            asyncio.get_running_loop().call_later(_RECHECK_S, self._hint, *layers)
+                self._tell(self._ledger.unreadable(layer, str(error), time.time()))
+            self._hint_later(layers)
+            return None
+        if view.marker is None and plan.units:
+            view = replace(view, reported=await self._held())
+        return compare(view, plan, set(layers))
+
+    def _hint_later(self, layers: tuple[DriftLayer, ...]) -> None:
+        asyncio.get_running_loop().call_later(_RECHECK_S, self._hint, *layers)
+
+    async def _settled(self) -> Settled | None:
+        """What the applier holds, once it has finished the turn that it may be in. One that is not there changes nothing either."""
+        try:
+            return codec.decode(await neighbour.ask("settle"), Settled)
+        except (MeshmarkError, codec.DecodeError) as error:
+            _log.info("applier_silent", error=str(error))
             return None
 
-    async def _settle(self) -> None:
-        """Let the applier finish the turn that it may be in. One that is not there changes nothing either."""
+    async def _held(self) -> Mapping[str, str]:
+        """Which digest of each unit the applier says that it holds, or, where it is not there, last said."""
+        settled = await self._settled()
+        if settled is not None:
+            return settled.held
         try:
-            await self._broker.request(subjects.command(self._cluster, self._host, "settle"), b"", _SETTLE_TIMEOUT_S)
-        except MeshmarkError as error:
-            _log.info("applier_silent", error=str(error))
+            message = await self._broker.last("STATUS", subjects.status(self._cluster, self._host))
+            report = codec.decode(message.data, ApplyReport) if message else None
+        except (MeshmarkError, codec.DecodeError) as error:
+            _log.info("no_report", error=str(error))
+            return {}
+        return {unit.unit: unit.held for unit in report.units} if report else {}
 
     async def _repair(self, current: Update) -> None:
         """Ask the applier to repair what the policy says, at once or, where it is contested, later and later."""
@@ -181,21 +207,32 @@ class AuditorService:
             return
         self._repair_due_s = now_s + max(delay_s, _RECHECK_S)
         try:
-            command = codec.encode(Repair(tuple(layer for layer in LAYERS if layer not in layers)))
-            await self._broker.request(subjects.command(self._cluster, self._host, "repair"), command, _COMMAND_TIMEOUT_S)
+            await neighbour.ask("repair", codec.encode(Repair(tuple(layer for layer in LAYERS if layer not in layers))))
         except MeshmarkError as error:
             _log.warning("repair_failed", error=str(error))
         else:
             self._hint(*LAYERS)
 
-    async def _publish(self, events: list[DriftEvent]) -> None:
+    def _tell(self, events: list[DriftEvent]) -> None:
+        """Have events published, in order, as soon as the broker takes them."""
         metrics = self._context.metrics
         for event in events:
             metrics.drift_events.labels(event.layer, event.state).inc()
             _log.warning("drift", state=event.state, layer=event.layer, key=event.key)
-            await self._broker.publish_surely(subjects.drift(self._cluster, self._host, event.layer), codec.encode(event))
+            if len(self._untold) == _EVENTS_MAX:
+                metrics.drift_events_lost.inc()
+            self._untold.append(event)
+        self._told.set()
         for layer in LAYERS:
             metrics.drift_open.labels(layer).set(self._ledger.open_by_layer(layer))
+
+    async def _publish(self) -> None:
+        while not self._context.stop.is_set():
+            await self._context.until(self._told)
+            self._told.clear()
+            while self._untold and not self._context.stop.is_set():
+                event = self._untold.popleft()
+                await self._broker.publish_surely(subjects.drift(self._cluster, self._host, event.layer), codec.encode(event))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

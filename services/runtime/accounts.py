@@ -153,7 +153,6 @@ def _people(config: ServerConfig) -> Tree:
 def _host(role: Role, users: HostUsers) -> Tree:
     cluster, host = users.cluster, users.host
     user = host_user(role, cluster, host)
-    other = host_user("auditor" if role == "applier" else "applier", cluster, host)
     status, plan = subjects.status(cluster, host), subjects.plan(cluster, host)
     publish = [
         f"{_NEXT}.{user}",
@@ -161,17 +160,16 @@ def _host(role: Role, users: HostUsers) -> Tree:
         f"{_GET}.PLAN.{plan}",
         f"{_GET}.SNAPSHOT.{_below(subjects.snapshot(cluster, host, 'head'))}",
         f"{_GET}.STATUS.{status}",
-        _below(subjects.deadletter(cluster, "any")),
-        # Answers to commands go to the asker by name. `allow_responses` would let a host answer to any subject that its
-        # other user names as reply, another host's status among them.
-        _REPLIES,
-        f"{inbox_prefix(other)}.>",
+        subjects.deadletter(cluster, host, role),
     ]
+    listen = [f"{inbox_prefix(user)}.>"]
     if role == "applier":
-        publish += [status, subjects.topology("publickey", cluster, host)]
+        # Commands come from other accounts. `allow_responses` would let a host answer to any subject that is named as reply, another
+        # host's status among them.
+        publish += [status, subjects.topology("publickey", cluster, host), _REPLIES]
+        listen.append(_below(subjects.command(cluster, host, "any")))
     else:
-        publish += [_below(subjects.drift(cluster, host, "any")), *(subjects.command(cluster, host, verb) for verb in ("repair", "settle"))]
-    listen = [f"{inbox_prefix(user)}.>", _below(subjects.command(cluster, host, "any"))]
+        publish.append(_below(subjects.drift(cluster, host, "any")))
     password = users.applier if role == "applier" else users.auditor
     return {"user": user, "password": password, "permissions": {"publish": {"allow": publish}, "subscribe": {"allow": listen}}}
 

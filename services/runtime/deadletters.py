@@ -22,13 +22,13 @@ def describe(message: Message, reason: str) -> DeadLetter:
     )
 
 
-async def dead_letter(broker: Broker, service: str, message: Message, reason: str, *, cluster: str = "") -> None:
+async def dead_letter(broker: Broker, service: str, message: Message, reason: str, *, cluster: str = "", host: str = "") -> None:
     """Publish the dead letter of `message`. The caller ends its delivery after that, so that a letter that is not stored is tried again.
 
-    `cluster` is the host's for services on hosts, which may publish for their own cluster only; empty for planners.
+    `cluster` and `host` are those of a service on a host, which may publish for itself only; empty for planners.
     """
     trace = events.child(message.headers.get(events.TRACEPARENT))
-    subject = subjects.deadletter(cluster, service)
+    subject = subjects.deadletter(cluster, host, service)
     identity = f"dead-{message.subject}-{message.sequence}" if message.sequence else None
     await broker.publish(subject, codec.encode(describe(message, reason)), message_id=identity, headers={events.TRACEPARENT: trace})
     broker.metrics.dead_letters.labels(service).inc()

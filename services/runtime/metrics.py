@@ -50,7 +50,8 @@ class Metrics:
 
     def _auditor(self) -> None:
         self.drift_open = self._gauge("drift_open", "Differences that are open now", "layer")
-        self.drift_events = self._counter("drift_events", "Drift events published", "layer", "state")
+        self.drift_events = self._counter("drift_events", "Drift events, by layer and state", "layer", "state")
+        self.drift_events_lost = self._counter("drift_events_lost", "Drift events given up because the broker was away for too long")
         self.audit_seconds = self._histogram("audit_seconds", "Time of one comparison with the kernel")
         self.audit_lost_events = self._counter("audit_lost_events", "Kernel event queues that overflowed")
 

@@ -80,7 +80,7 @@ async def follow_plan(broker: Broker, service: str, cluster: str, host: str) -> 
                 following = await _next(broker, current, message, cluster, host)
                 await message.settle()
             except codec.DecodeError as error:
-                await dead_letter(broker, service, message, str(error), cluster=cluster)
+                await dead_letter(broker, service, message, str(error), cluster=cluster, host=host)
                 await message.term("not a plan")
             except (Transient, OutcomeUnknown, Waiting) as error:
                 log.warning("plan_waits", error=str(error))

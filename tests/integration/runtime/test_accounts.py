@@ -55,9 +55,9 @@ async def test_hosts_publish_what_is_theirs(mesh, connect):
     applier, auditor = await connect("applier", HOST_A), await connect("auditor", HOST_A)
     await applier.publish(subjects.status(*HOST_A), b"{}")
     await applier.publish(subjects.topology("PublicKey", *HOST_A), b"{}")
-    await applier.publish(subjects.deadletter("rome", "applier"), b"{}")
+    await applier.publish(subjects.deadletter(*HOST_A, "applier"), b"{}")
     await auditor.publish(subjects.drift(*HOST_A, "nft"), b"{}")
-    await auditor.publish(subjects.deadletter("rome", "auditor"), b"{}")
+    await auditor.publish(subjects.deadletter(*HOST_A, "auditor"), b"{}")
     for stream, count in (("STATUS", 1), ("TOPOLOGY", 1), ("DRIFT", 1), ("DEADLETTER", 2)):
         assert (await mesh.stream_info(stream)).messages == count
 
@@ -71,7 +71,7 @@ FORBIDDEN_WRITES = [
     subjects.plan(*HOST_A),
     subjects.snapshot(*HOST_A, "head"),
     subjects.state("Node", *HOST_A),
-    subjects.deadletter("milan", "applier"),
+    subjects.deadletter(*HOST_B, "applier"),
 ]
 
 
@@ -100,7 +100,7 @@ async def test_a_host_can_neither_read_nor_write_what_is_not_its_own(mesh, conne
 
 async def test_reply_subjects_write_nothing(mesh, connect):
     """Naming another host's subject as the reply of a publish, a pull, a read or a command never stores anything there."""
-    applier, auditor = await connect("applier", HOST_A), await connect("auditor", HOST_A)
+    applier, asker = await connect("applier", HOST_A), await connect("publisher")
     victim = subjects.status(*HOST_B)
     raw = applier._connection
     pull = f"$JS.API.CONSUMER.MSG.NEXT.PLAN.{host_user('applier', *HOST_A)}"
@@ -114,11 +114,11 @@ async def test_reply_subjects_write_nothing(mesh, connect):
     serving = asyncio.create_task(applier.serve(subjects.command(*HOST_A, "repair"), answer))
     async with asyncio.timeout(5):
         # The first answered request says that the command is served; only then does the trick mean something.
-        while await ask(auditor, subjects.command(*HOST_A, "repair")) is None:
+        while await ask(asker, subjects.command(*HOST_A, "repair")) is None:
             pass
-        await auditor._connection.send(subjects.command(*HOST_A, "repair"), b"", reply=victim)
+        await asker._connection.send(subjects.command(*HOST_A, "repair"), b"", reply=victim)
         # The server handles a connection's messages in order: once this is answered, all the tricks were, too.
-        await auditor.request(subjects.command(*HOST_A, "repair"), b"")
+        await asker.request(subjects.command(*HOST_A, "repair"), b"")
         await applier.publish(subjects.status(*HOST_A), b"{}")
     assert await mesh.last("STATUS", victim) is None
     applier.stop.set()

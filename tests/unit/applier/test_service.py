@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
-from schemas import codec, subjects
-from schemas.commands import Repair
-from schemas.plan import HostPlan, NftElement, PlanDiff, PolicyRule, VxlanLink, diff_units
-from schemas.snapshot import Chunks
-from schemas.status import ApplyReport
+from schemas import codec
+from schemas.commands import Repair, Settled
+from schemas.plan import HostPlan, NftElement, PolicyRule, VxlanLink
 from services.applier import service
 from services.applier.service import ApplierService
 from services.kernel.events import KernelEvent
 from services.kernel.fake import FakeHost, FakeKernel
-from services.planner.state import HostId
+from services.runtime import neighbour
 from services.runtime.errors import Transient, Waiting
 from services.runtime.health import Readiness
 from services.runtime.messages import Message
@@ -28,76 +27,12 @@ from services.runtime.metrics import Metrics
 from services.runtime.service import Context
 from services.runtime.settings import Settings
 from tests.topologies import keys, settled_plans, two_clusters
+from tests.unit.stubs import NODE, StubBroker, StubEvents
 
-NODE = HostId("rome", "worker-1")
 PLAN = settled_plans([*two_clusters(), *keys()])[NODE]
 RULE = next(key for key, item in PLAN.objects().items() if isinstance(item, PolicyRule))
 ELEMENT = next(key for key, item in PLAN.objects().items() if isinstance(item, NftElement))
 DEADLINE_S = 10.0
-
-
-class StubBroker:
-    """A broker that holds one snapshot, delivers what is put in, and keeps what is published."""
-
-    def __init__(self, stop: asyncio.Event) -> None:
-        self.stop = stop
-        self.stored: dict[str, bytes] = {}
-        self.plans: asyncio.Queue[Message] = asyncio.Queue()
-        self.reports: asyncio.Queue[ApplyReport] = asyncio.Queue()
-        self.handlers: dict[str, Callable[[Message], Awaitable[bytes]]] = {}
-        self.served = asyncio.Event()
-
-    def write(self, plan: HostPlan, generation: int) -> None:
-        """Store a snapshot, as the planner does before it announces a difference."""
-        chunks = Chunks(plan)
-        self.stored[subjects.snapshot(*NODE, "head")] = codec.encode(chunks.head(plan, 1, generation))
-        self.stored.update({subjects.snapshot(*NODE, str(number)): chunks.encoded(number) for number in range(len(chunks))})
-
-    def announce(self, before: HostPlan, after: HostPlan, generation: int) -> None:
-        diff = PlanDiff(after.cluster, after.host, 1, generation, diff_units(before.units, after.units))
-        self.plans.put_nowait(Message(subjects.plan(*NODE), codec.encode(diff), reply="ack", channel=Answered()))
-
-    async def last(self, _: str, subject: str) -> Message | None:
-        data = self.stored.get(subject)
-        return Message(subject, data) if data is not None else None
-
-    async def consume(self, *_: object, **__: object) -> AsyncIterator[Message]:
-        while not self.stop.is_set():
-            yield await self.plans.get()
-
-    async def serve(self, subject: str, handler: Callable[[Message], Awaitable[bytes]]) -> None:
-        self.handlers[subject.rpartition(".")[2]] = handler
-        if self.handlers.keys() >= {"repair", "diff", "settle"}:
-            self.served.set()
-        await self.stop.wait()
-
-    async def publish_surely(self, subject: str, data: bytes, *, headers: object = None) -> None:
-        if subject == subjects.status(*NODE):
-            self.reports.put_nowait(codec.decode(data, ApplyReport))
-
-
-class Answered:
-    """Takes acknowledgements."""
-
-    async def send(self, *_: object, **__: object) -> None: ...
-
-    async def ask(self, subject: str, data: bytes, **_: object) -> Message:
-        return Message(subject, data)
-
-
-class StubEvents:
-    """Kernel events as a test puts them in; one follows every change of the kernel, as with a real one."""
-
-    queue: asyncio.Queue[KernelEvent]
-
-    async def __aenter__(self) -> AsyncIterator[KernelEvent]:
-        return self._events()
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    async def _events(self) -> AsyncIterator[KernelEvent]:
-        while True:
-            yield await self.queue.get()
 
 
 @contextlib.asynccontextmanager
@@ -105,7 +40,7 @@ async def running(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel) -> AsyncI
     """The service while the body runs."""
     StubEvents.queue = asyncio.Queue()
     monkeypatch.setattr(service, "EventSource", StubEvents)
-    monkeypatch.setattr(service, "_sole_applier", contextlib.nullcontext)
+    monkeypatch.setattr(neighbour, "APPLIER", f"\0meshmark-test-{os.getpid()}")
     stop = asyncio.Event()
     broker: Any = StubBroker(stop)
     settings = Settings(cluster=NODE.cluster, host=NODE.name, state_dir=str(Path("unused")))
@@ -214,3 +149,23 @@ async def test_a_kernel_that_cannot_be_read_is_reported(monkeypatch: pytest.Monk
         broken[0] = False
         while (await broker.reports.get()).outcome != "applied":
             pass
+
+
+async def test_a_repair_needs_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While NATS is away, turns go on and the host's auditor is answered over the local socket; the last report is told afterwards."""
+    kernel = FakeKernel(FakeHost())
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(PLAN, 1)
+        broker.announce(HostPlan(PLAN.cluster, PLAN.host, {}), PLAN, 1)
+        await broker.reports.get()
+        before = codec.decode(await neighbour.ask("settle"), Settled)
+        assert before.held == PLAN.digests()
+        broker.away = asyncio.Event()
+        for _ in range(3):
+            del kernel.host.objects[RULE]
+            await neighbour.ask("repair")
+            assert RULE in kernel.host.objects
+        assert codec.decode(await neighbour.ask("settle"), Settled).turns == before.turns + 3
+        assert broker.reports.empty()
+        broker.away.set()
+        assert (await broker.reports.get()).outcome == "applied"

@@ -65,7 +65,7 @@ def test_different_names_are_different_tokens(one: str, other: str):
         (subjects.snapshot("rome", "n.1", "head"), subjects.SNAPSHOT, ("rome", "n.1", "head")),
         (subjects.status("rome", "n.1"), subjects.STATUS, ("rome", "n.1")),
         (subjects.drift("rome", "n.1", "nft"), subjects.DRIFT, ("rome", "n.1", "nft")),
-        (subjects.deadletter("rome", "planner"), subjects.DEADLETTER, ("rome", "planner")),
+        (subjects.deadletter("rome", "a.b", "applier"), subjects.DEADLETTER, ("rome", "a.b", "applier")),
         (subjects.command("rome", "n.1", "repair"), subjects.COMMAND, ("rome", "n.1", "repair")),
     ],
 )

@@ -1,0 +1,163 @@
+"""The auditor's loop over a broker and kernel events in memory: what is told, and when, with an applier beside it or without."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import structlog
+
+from schemas import codec
+from schemas.commands import Settled
+from schemas.plan import HostPlan, PolicyRule
+from services.applier.core import Applier
+from services.auditor import service
+from services.auditor.service import AuditorService
+from services.kernel.events import KernelEvent
+from services.kernel.fake import FakeHost, FakeKernel
+from services.runtime import neighbour
+from services.runtime.errors import Transient
+from services.runtime.health import Readiness
+from services.runtime.metrics import Metrics
+from services.runtime.service import Context
+from services.runtime.settings import Settings
+from tests.topologies import keys, settled_plans, two_clusters
+from tests.unit.stubs import NODE, StubBroker, StubEvents
+
+PLAN = settled_plans([*two_clusters(), *keys()])[NODE]
+RULE = next(key for key, item in PLAN.objects().items() if isinstance(item, PolicyRule))
+EVENT = KernelEvent("rule", 0, None, overrun=False, kind="rule")
+DEADLINE_S = 10.0
+
+
+class StubApplier:
+    """Holds the plan, and repairs when it is asked; `during_settle` runs before each answer to ``settle``."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self.core = Applier(FakeKernel(host), lambda: 0.0)
+        self.turns = 0
+        self.repairs = 0
+        self.repaired = asyncio.Event()
+        self.during_settle: Callable[[], None] = lambda: None
+        self.apply(PLAN)
+
+    def apply(self, plan: HostPlan) -> None:
+        self.turns += 1
+        self.core.repair(plan, 1, self.turns)
+
+    async def settle(self, _: bytes) -> bytes:
+        self.during_settle()
+        return codec.encode(Settled(self.turns, self.core.held()))
+
+    async def repair(self, _: bytes) -> bytes:
+        self.repairs += 1
+        self.apply(PLAN)
+        self.repaired.set()
+        return b"{}"
+
+
+@contextlib.asynccontextmanager
+async def running(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel, applier: StubApplier | None) -> AsyncIterator[StubBroker]:
+    """The service while the body runs, from the moment that it knows the plan."""
+    StubEvents.queue = asyncio.Queue()
+    monkeypatch.setattr(service, "EventSource", StubEvents)
+    monkeypatch.setattr(service, "_RECHECK_S", 0.01)
+    monkeypatch.setattr(neighbour, "APPLIER", f"\0meshmark-test-{os.getpid()}")
+    stop = asyncio.Event()
+    broker: Any = StubBroker(stop)
+    broker.write(PLAN, 1)
+    context = Context(Settings(cluster=NODE.cluster, host=NODE.name), broker, Metrics(), Readiness("auditor"), stop, structlog.get_logger())
+    async with contextlib.AsyncExitStack() as stack:
+        if applier is not None:
+            await stack.enter_async_context(neighbour.serving({"settle": applier.settle, "repair": applier.repair}))
+        task = asyncio.create_task(AuditorService(context, kernel).run())
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                yield broker
+        finally:
+            stop.set()
+            await task
+
+
+async def test_drift_is_repaired_while_the_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cuts the host off from NATS is repaired without it; the story is told in order once it is back."""
+    host = FakeHost()
+    applier = StubApplier(host)
+    async with running(monkeypatch, FakeKernel(host), applier) as broker:
+        broker.away = asyncio.Event()
+        del host.objects[RULE]
+        StubEvents.queue.put_nowait(EVENT)
+        await applier.repaired.wait()
+        assert RULE in host.objects
+        assert broker.drift.empty()
+        broker.away.set()
+        told = [await broker.drift.get(), await broker.drift.get()]
+        assert [(event.key, event.state) for event in told] == [(RULE, "raised"), (RULE, "resolved")]
+    assert applier.repairs == 1
+
+
+async def test_a_turn_under_way_is_no_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long an applier takes for its turns, and however many it makes: what it is about to write is not missing."""
+    host = FakeHost()
+    applier = StubApplier(host)
+    looked = asyncio.Event()
+    asked = 0
+
+    def turn() -> None:
+        nonlocal asked
+        asked += 1
+        if asked < 8:
+            applier.turns += 1
+        else:
+            applier.apply(PLAN)
+            looked.set()
+
+    async with running(monkeypatch, FakeKernel(host), applier) as broker:
+        applier.during_settle = turn
+        del host.objects[RULE]
+        StubEvents.queue.put_nowait(EVENT)
+        await looked.wait()
+        del host.objects[RULE]
+        applier.during_settle = lambda: None
+        StubEvents.queue.put_nowait(EVENT)
+        event = await broker.drift.get()
+        assert (event.state, event.count) == ("raised", 1), "the first that is told is the one that nobody was about to write"
+    assert applier.repairs >= 1
+
+
+async def test_drift_is_told_without_an_applier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host whose applier is not running is audited all the same."""
+    host = FakeHost()
+    Applier(FakeKernel(host), lambda: 0.0).apply(PLAN, 1, 1)
+    async with running(monkeypatch, FakeKernel(host), None) as broker:
+        del host.objects[RULE]
+        StubEvents.queue.put_nowait(EVENT)
+        event = await broker.drift.get()
+        assert (event.key, event.state, event.wanted != "", event.found) == (RULE, "raised", True, "")
+
+
+async def test_what_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that fails is told as such, once, and never as missing objects; reading again resolves it."""
+    host = FakeHost()
+    applier = StubApplier(host)
+    kernel = FakeKernel(host)
+    broken, read = [True], kernel.read
+    interrupted = Transient("the dump was interrupted")
+
+    def unreadable(*arguments: Any) -> Any:
+        if broken[0]:
+            raise interrupted
+        return read(*arguments)
+
+    monkeypatch.setattr(kernel, "read", unreadable)
+    async with running(monkeypatch, kernel, applier) as broker:
+        told = [await broker.drift.get() for _ in range(3)]
+        assert {event.state for event in told} == {"unknown"}
+        assert {event.layer for event in told} == {"nft", "rule", "route"}
+        broken[0] = False
+        assert {(await broker.drift.get()).state for _ in range(3)} == {"resolved"}
+    assert applier.repairs == 0
