@@ -6,13 +6,13 @@ Rendering a change (to nft text, netlink or UAPI lines) and ordering changes int
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
 from schemas.nft import Match, Nat, Rule, VerdictMap
-from schemas.plan import Layer, NftChain, NftElement, NftSet, NftTable, PlanObject
+from schemas.plan import Layer, NftChain, NftElement, NftSet, PlanObject
 
 
 class ListedChain(Struct, frozen=True):
@@ -152,11 +152,6 @@ def unit_tag(unit: str) -> str:
     return hashlib.blake2b(unit.encode(), digest_size=8).hexdigest()
 
 
-def tables(objects: Iterable[Held]) -> set[str]:
-    """Names of the nft tables among the objects."""
-    return {item.name for item in objects if isinstance(item, NftTable)}
-
-
 __all__ = [
     "Change",
     "Held",
@@ -169,7 +164,6 @@ __all__ = [
     "named_sets",
     "repairs",
     "same",
-    "tables",
     "unit_tag",
     "with_dependents",
 ]

@@ -22,7 +22,7 @@ from services.planner.allocate import NUMBER, Number, Rollout
 from services.planner.core import Core, Outcome, Said, Step
 from services.planner.state import HostId
 from services.runtime import events
-from services.runtime.broker import BatchMessage, Broker
+from services.runtime.broker import BatchMessage, Broker, ConsumerSpec
 from services.runtime.deadletters import dead_letter
 from services.runtime.errors import Poison
 from services.runtime.messages import Message
@@ -71,7 +71,8 @@ class Planner:
                 feed.cancel()
 
     async def _feed(self, stream: str, durable: str) -> None:
-        async for message in self._broker.consume(stream, durable, max_ack_pending=_BATCH_MAX, max_deliver=-1):
+        spec = ConsumerSpec(stream, durable, max_ack_pending=_BATCH_MAX, max_deliver=-1)
+        async for message in self._broker.consume(spec):
             await self._inbox.put(message)
             self._arrived.set()
 
@@ -200,8 +201,7 @@ class Planner:
         if host in self._served:
             return
         for service in _HOST_SERVICES:
-            name, subject = subjects.consumer(service, *host), subjects.plan(*host)
-            await self._broker.ensure_consumer(_PLAN, name, filter_subject=subject, max_deliver=-1)
+            await self._broker.ensure_consumer(ConsumerSpec(_PLAN, subjects.consumer(service, *host), subjects.plan(*host), max_deliver=-1))
         self._served.add(host)
 
     # Restoring -----------------------------------------------------------------------------------------------------------------------

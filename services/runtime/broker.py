@@ -24,7 +24,7 @@ from services.runtime.metrics import Metrics
 from services.runtime.settings import BrokerSettings
 from services.runtime.streams import STREAMS
 
-__all__ = ["ERROR_HEADER", "MAX_BATCH", "BatchMessage", "Broker", "BrokerSettings", "Message", "StreamInfo"]
+__all__ = ["ERROR_HEADER", "MAX_BATCH", "BatchMessage", "Broker", "BrokerSettings", "ConsumerSpec", "Message", "StreamInfo"]
 
 ERROR_HEADER = "Meshmark-Error"
 """Header of a reply that is no answer but the reason why there is none."""
@@ -146,63 +146,20 @@ class Broker:
         headers = {**self._batch_headers(commit, batch, len(messages)), "Nats-Batch-Commit": "1"}
         return await self._store(commit.subject, commit.data, headers)
 
-    async def consume(
-        self,
-        stream: str,
-        durable: str,
-        *,
-        deliver_new: bool = False,
-        filter_subject: str | None = None,
-        create: bool = True,
-        max_ack_pending: int = 1,
-        max_deliver: int = 5,
-        ack_wait_s: float = 30.0,
-    ) -> AsyncGenerator[Message, None]:
+    async def consume(self, spec: ConsumerSpec, *, create: bool = True) -> AsyncGenerator[Message, None]:
         """Messages of a durable consumer, in order, until `stop` is set; goes on after the broker was away.
 
         With `max_ack_pending` 1 the next message comes when this one is acknowledged. `create` false binds only: for host
         users, whose consumers a planner makes. Raises Permanent when it is not allowed or the connection is lost for good.
         """
-        spec = ConsumerSpec(
-            stream=stream,
-            durable=durable,
-            filter_subject=filter_subject,
-            deliver_new=deliver_new,
-            max_ack_pending=max_ack_pending,
-            max_deliver=max_deliver,
-            ack_wait_s=ack_wait_s,
-        )
         reader = consumer.Reader(self._connection, spec, self.stop, self.metrics, create=create)
         async with contextlib.aclosing(reader.messages()) as messages:
             async for message in messages:
                 yield message
 
-    async def ensure_consumer(
-        self,
-        stream: str,
-        durable: str,
-        filter_subject: str | None = None,
-        *,
-        deliver_new: bool = False,
-        max_ack_pending: int = 1,
-        max_deliver: int = 5,
-        ack_wait_s: float = 30.0,
-    ) -> None:
+    async def ensure_consumer(self, spec: ConsumerSpec) -> None:
         """Make a durable consumer, or bring one up to date; doing it twice is fine."""
-        spec = ConsumerSpec(
-            stream=stream,
-            durable=durable,
-            filter_subject=filter_subject,
-            deliver_new=deliver_new,
-            max_ack_pending=max_ack_pending,
-            max_deliver=max_deliver,
-            ack_wait_s=ack_wait_s,
-        )
         await consumer.ensure(self._connection, spec)
-
-    async def delete_consumer(self, stream: str, durable: str) -> None:
-        """Remove a durable consumer; one that is not there is fine."""
-        await consumer.delete(self._connection, stream, durable)
 
     async def ensure_streams(self, replicas: int = 1) -> None:
         """Make all streams be as ``streams.STREAMS`` says. `replicas` counts for new ones only."""
@@ -237,12 +194,6 @@ class Broker:
         """A core subscription, in force when the body starts: what comes after that is not missed while the connection lasts."""
         async with self._connection.inbox(subject) as inbox:
             yield self._until_stop(inbox)
-
-    async def messages(self, subject: str) -> AsyncGenerator[Message, None]:
-        """Messages as they are published, until `stop` is set. Nothing is kept: what is published while away is missed."""
-        async with self.listen(subject) as found:
-            async for message in found:
-                yield message
 
     async def request(self, subject: str, data: bytes, timeout_s: float = 5.0) -> bytes:
         """Ask a service and return its answer.

@@ -34,13 +34,12 @@ _HEARTBEAT, _NO_MESSAGES, _EXPIRED = "100", "404", "408"
 log = structlog.get_logger(__name__)
 
 
-class ConsumerSpec(Struct, frozen=True, kw_only=True):
+class ConsumerSpec(Struct, frozen=True):
     """A durable pull consumer. `ack_wait_s` is how long a message may be worked on before it is delivered again."""
 
     stream: str
     durable: str
     filter_subject: str | None = None
-    deliver_new: bool = False
     max_ack_pending: int = 1
     max_deliver: int = 5
     ack_wait_s: float = 30.0
@@ -51,7 +50,7 @@ class ConsumerSpec(Struct, frozen=True, kw_only=True):
             "name": self.durable,
             "durable_name": self.durable,
             "ack_policy": "explicit",
-            "deliver_policy": "new" if self.deliver_new else "all",
+            "deliver_policy": "all",
             "replay_policy": "instant",
             "max_ack_pending": self.max_ack_pending,
             "max_deliver": self.max_deliver,
@@ -72,15 +71,6 @@ async def ensure(connection: Connection, spec: ConsumerSpec) -> None:
     except ApiError as error:
         msg = f"consumer {spec.durable} of {spec.stream}"
         raise error.mapped(msg) from error
-
-
-async def delete(connection: Connection, stream: str, durable: str) -> None:
-    """Remove the consumer; one that is not there is fine."""
-    try:
-        await jetstream.call(connection, f"CONSUMER.DELETE.{stream}.{durable}")
-    except ApiError as error:
-        if not isinstance(mapped := error.mapped(f"consumer {durable} of {stream}"), Waiting):
-            raise mapped from error
 
 
 class Reader:

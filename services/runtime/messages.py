@@ -67,10 +67,6 @@ class Message(Struct, frozen=True):
         """Say that the message will never be handled. The server publishes an advisory with `reason`, which DEADLETTER keeps."""
         await self._answers().send(self.reply, f"+TERM {reason}".strip().replace("\n", " ").encode())
 
-    async def in_progress(self) -> None:
-        """Start the consumer's acknowledgement time again, for long work."""
-        await self._answers().send(self.reply, b"+WPI")
-
     def _answers(self) -> Channel:
         if self.channel is None or not self.reply:
             msg = f"the message on {self.subject} did not come from a consumer; there is nothing to acknowledge"

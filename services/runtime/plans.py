@@ -16,7 +16,7 @@ from msgspec import Struct
 from schemas import codec, snapshot, subjects
 from schemas.plan import HostPlan, PlanDiff, SnapshotHead, apply_diff
 from services.runtime import events
-from services.runtime.broker import Broker
+from services.runtime.broker import Broker, ConsumerSpec
 from services.runtime.deadletters import dead_letter
 from services.runtime.errors import OutcomeUnknown, Transient, Waiting
 from services.runtime.messages import Message
@@ -73,7 +73,7 @@ async def follow_plan(broker: Broker, service: str, cluster: str, host: str) -> 
     current = await _first(broker, cluster, host)
     if current is not None:
         yield current
-    async for message in broker.consume(PLAN_STREAM, subjects.consumer(service, cluster, host), create=False):
+    async for message in broker.consume(ConsumerSpec(PLAN_STREAM, subjects.consumer(service, cluster, host)), create=False):
         following = None
         with contextlib.suppress(OutcomeUnknown, Transient):  # an answer that got lost means a redelivery, which changes nothing
             try:

@@ -9,6 +9,7 @@ import pytest
 
 from schemas import subjects
 from services.runtime.accounts import HostUsers, host_user
+from services.runtime.broker import ConsumerSpec
 from services.runtime.errors import Permanent, Transient, Waiting
 
 HOST_A, HOST_B = ("rome", "ip-10-0-0-1.ec2.internal"), ("rome", "node-b")
@@ -19,7 +20,7 @@ async def mesh(planner):
     """Streams, and for each host two consumers, a plan and a snapshot."""
     for host in (HOST_A, HOST_B):
         for role in ("applier", "auditor"):
-            await planner.ensure_consumer("PLAN", host_user(role, *host), subjects.plan(*host))
+            await planner.ensure_consumer(ConsumerSpec("PLAN", host_user(role, *host), subjects.plan(*host)))
         await planner.publish(subjects.plan(*host), f"plan of {host[1]}".encode())
         await planner.publish(subjects.snapshot(*host, "head"), f"snapshot of {host[1]}".encode())
     return planner
@@ -37,13 +38,13 @@ async def test_a_host_reads_its_own_plan_and_snapshot(mesh, connect, role):
     """A host whose name holds dots pulls and acknowledges its plan and gets its snapshot, all across accounts."""
     broker = await connect(role, HOST_A)
     async with asyncio.timeout(5):
-        async for message in broker.consume("PLAN", host_user(role, *HOST_A), create=False):
+        async for message in broker.consume(ConsumerSpec("PLAN", host_user(role, *HOST_A)), create=False):
             assert (message.subject, message.data) == (subjects.plan(*HOST_A), b"plan of ip-10-0-0-1.ec2.internal")
             assert message.sequence == 1
             await message.ack()
             await mesh.publish(subjects.plan(*HOST_A), b"next")
             break
-        follow = await first(broker.consume("PLAN", host_user(role, *HOST_A), create=False))
+        follow = await first(broker.consume(ConsumerSpec("PLAN", host_user(role, *HOST_A)), create=False))
     assert follow.data == b"next"
     assert (await broker.last("SNAPSHOT", subjects.snapshot(*HOST_A, "head"))).data == b"snapshot of ip-10-0-0-1.ec2.internal"
     assert (await broker.last("PLAN", subjects.plan(*HOST_A))).data == b"next"
@@ -86,13 +87,14 @@ async def test_a_host_can_neither_read_nor_write_what_is_not_its_own(mesh, conne
             with pytest.raises(Permanent, match="no permission"):
                 await applier.publish(subject, b"forged")
         with pytest.raises(Permanent, match="no permission"):
-            await first(applier.consume("PLAN", host_user("applier", *HOST_B), create=False))
+            await first(applier.consume(ConsumerSpec("PLAN", host_user("applier", *HOST_B)), create=False))
         with pytest.raises(Permanent, match="no permission"):
-            await first(applier.messages(subjects.command(*HOST_B, "repair")))
+            async with applier.listen(subjects.command(*HOST_B, "repair")) as commands:
+                await anext(commands)
         with pytest.raises(Permanent, match="no permission"):
             await applier.stream_info("PLAN")
         with pytest.raises(Permanent, match="no permission"):
-            await first(applier.consume("PLAN", "own"))
+            await first(applier.consume(ConsumerSpec("PLAN", "own")))
     assert await applier.publish(subjects.status(*HOST_A), b"{}") == 1
     assert applier.metrics.nats_denied.labels("publish")._value.get() >= len(FORBIDDEN_WRITES)
     assert applier.metrics.nats_denied.labels("subscription")._value.get() == 1
@@ -176,7 +178,7 @@ async def test_people_cannot_forge(mesh, connect):
             with pytest.raises(Permanent, match="no permission"):
                 await publisher.publish(subject, b"forged")
         with pytest.raises(Permanent, match="no permission"):
-            await publisher.ensure_consumer("PLAN", "own", "mesh.plan.>")
+            await publisher.ensure_consumer(ConsumerSpec("PLAN", "own", "mesh.plan.>"))
         for subject in ("mesh.topology.node.rome.a", subjects.command(*HOST_A, "repair")):
             with pytest.raises(Permanent, match="no permission"):
                 await reader.request(subject, b"forged")
