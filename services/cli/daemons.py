@@ -177,6 +177,9 @@ def _password(folder: Path, user: str) -> str:
 
 def _run(service: str, flags: Flags | None) -> int:
     """Import and run one service: a planner needs no kernel, an applier no compiler."""
+    settings = (flags or Flags()).settings(dict(os.environ))
+    if service != "planner":
+        settings.require_host()
     runtime = importlib.import_module("services.runtime.service")
     module = importlib.import_module(f"services.{service}.service")
-    return int(runtime.run(service, (flags or Flags()).settings(dict(os.environ)), module.main))
+    return int(runtime.run(service, settings, module.main))

@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError
 from schemas.codec import DecodeError
 from services.cli import daemons, drift, objects, plan, status
 from services.cli.lab.app import lab
-from services.cli.output import EXIT_ERROR, console, errors, fail
+from services.cli.output import EXIT_ERROR, console, errors, fail, system_words
 from services.runtime import logs
 from services.runtime.errors import MeshmarkError
 
@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(arguments, print_error=False, exit_on_error=False)
     except* (MeshmarkError, DecodeError) as group:
         fail(str(_first(group)))
+    except* OSError as group:
+        # A file or folder of the user's: its name and the system's own words are what is wrong.
+        fail(system_words(_first(group)))
     except* CycloptsError as group:
         # Not cyclopts' own exit code, which is 2: that says that there is a difference.
         fail(f"{_first(group)} See: meshmark --help, meshmark COMMAND --help")

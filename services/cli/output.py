@@ -63,6 +63,11 @@ def fail(text: str) -> None:
     errors.print(Text.assemble(("error:", "bold red"), " ", line(text)))
 
 
+def system_words(error: BaseException) -> str:
+    """What the system says is wrong, and with which file."""
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+
+
 def note(text: str) -> None:
     """Print something beside the result, to stderr."""
     errors.print(Text(line(text), "dim"))

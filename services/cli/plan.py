@@ -81,9 +81,10 @@ async def plan(
             return _show_plans(wanted, host, output)
         if against:
             return _show_against(wanted, others, host, output)
-        # A host that the files do not have any more is to hold nothing, which is a difference until it does.
+        # A host that the files do not have any more is to hold nothing, which is a difference until it does; then it is nobody's host.
         names = choose(wanted.keys() | (await records.heads(broker)).keys(), host)
-        return _show_differences({name: await _from_running(broker, name, wanted.get(name)) for name in names}, output)
+        found = {name: await _from_running(broker, name, wanted.get(name)) for name in names}
+        return _show_differences({name: lines for name, lines in found.items() if lines or host or name in wanted}, output)
 
 
 def _paper_plans(items: Iterable[Topology]) -> dict[HostId, HostPlan]:

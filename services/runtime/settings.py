@@ -39,7 +39,7 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
     request_s: float = 5.0
     ping_s: int = 10
     reconnect_wait_s: float = 0.25
-    lost_after_s: float = 300.0
+    lost_after_s: float = 0.0
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     resync_s: Seconds = 300.0
     shutdown_s: Seconds = 10.0
     connect_s: Seconds = 30.0
-    lost_after_s: Seconds = 300.0
+    lost_after_s: Seconds = 0.0
 
     def broker(self) -> BrokerSettings:
         """How to reach NATS, with the user of the credentials file."""

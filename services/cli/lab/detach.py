@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from services.cli.output import system_words
 from services.runtime.errors import MeshmarkError, Permanent
 
 
@@ -99,6 +100,8 @@ def _be_background(supervise: Callable[[Progress], None], handle: int) -> None:
             code = 0
         except MeshmarkError as error:
             pipe.tell(failed=str(error))
+        except OSError as error:
+            pipe.tell(failed=system_words(error))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.cli import main as cli
 from services.cli.main import app, main
 from services.cli.output import line
 
@@ -37,6 +38,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (("status", "--credentials", "{folder}/none.json"), "No such file"),
         (("server", "--dir", "{folder}/empty.yaml/x"), "Not a directory"),
         (("applier", "--config", "{folder}/none.toml"), "No such file"),
+        (("applier", "--cluster", "rome"), "--host"),
+        (("auditor",), "--cluster"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(tmp_path: Path, capsys, arguments: tuple[str, ...], words: str):
@@ -52,6 +55,16 @@ def test_an_error_is_one_line_and_exit_code_1(tmp_path: Path, capsys, arguments:
     assert err.count("\n") == 1
     assert len(err) < 2500
     assert words in err
+
+
+def test_what_the_system_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys):
+    """A file or folder that the command cannot use is named in the system's own words."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotADirectoryError(20, "Not a directory", "here/lab.json")
+
+    monkeypatch.setattr(cli, "app", refuse)
+    assert run(capsys, "lab", "up") == (1, "", "error: here/lab.json: Not a directory\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
