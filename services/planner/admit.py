@@ -6,7 +6,8 @@ forgotten by the service; it is tried again when what it contradicts or misses h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from msgspec import Struct
 
@@ -32,11 +33,16 @@ class Problem(Struct, frozen=True):
 
 def admit(item: Topology, state: State) -> Problem | None:
     """None when `item` may be put into `state`, else the first problem found."""
-    before = state.objects.get(item.ref)
-    if before is not None and item.revision is not None and item.revision < (before.revision or 0):
-        reason = f"revision {item.revision} is older than the admitted revision {before.revision}"
-        return Problem(reason, "$.revision", item.ref, retry=False)
-    return next(_problems(item, state), None)
+    return next(chain(_succession(item, state), _problems(item, state)), None)
+
+
+def admit_together(items: Sequence[Topology], state: State) -> Problem | None:
+    """None when all of `items` may be put into `state` at once, though perhaps none of them alone; else the first problem found."""
+    trial = state.copy()
+    for item in items:
+        trial.put(item)
+    # One after the other: what comes later rests on what was asked before.
+    return next((problem for item in items for problem in chain(_succession(item, state), _problems(item, trial))), None)
 
 
 def admit_removal(ref: str, state: State) -> Problem | None:
@@ -59,6 +65,23 @@ def _users(item: Topology, state: State) -> Iterator[str]:
 
 def _clusters(item: Topology) -> set[str]:
     return {end.cluster for end in item.ends} if isinstance(item, Peering) else {item.home}
+
+
+def _succession(item: Topology, state: State) -> Iterator[Problem]:
+    """What keeps `item` from following the admitted object of its name."""
+    before = state.objects.get(item.ref)
+    if before is not None and item.revision is not None and item.revision < (before.revision or 0):
+        yield Problem(
+            f"revision {item.revision} is older than the admitted revision {before.revision}", "$.revision", item.ref, retry=False
+        )
+    if (
+        isinstance(item, Cluster)
+        and isinstance(before, Cluster)
+        and before.internal_prefix != item.internal_prefix
+        and next(state.hosts_of(item.name), None) is not None
+    ):
+        reason = f"{before.internal_prefix} is in use: hosts have their overlay addresses from it; delete them first"
+        yield Problem(reason, "$.internalPrefix", item.ref)
 
 
 def _problems(item: Topology, state: State) -> Iterator[Problem]:
@@ -100,11 +123,7 @@ def _cluster(item: Cluster, state: State) -> Iterator[Problem]:
         yield from _reserved(prefix, field)
     if item.internal_prefix.length > _SMALLEST_INTERNAL_LENGTH:
         yield Problem(f"{item.internal_prefix} is too small for overlay addresses; give a /29 or larger", "$.internalPrefix", retry=False)
-    before = state.clusters.get(item.name)
-    if before is not None:
-        if before.internal_prefix != item.internal_prefix and next(state.hosts_of(item.name), None) is not None:
-            reason = f"{before.internal_prefix} is in use: hosts have their overlay addresses from it; delete them first"
-            yield Problem(reason, "$.internalPrefix", item.ref)
+    if item.name in state.clusters:
         yield from _dependents(item, state)
 
 
@@ -295,4 +314,4 @@ def _list(prefixes: Iterable[Prefix]) -> str:
     return ", ".join(prefixes)
 
 
-__all__ = ["Problem", "admit", "admit_removal"]
+__all__ = ["Problem", "admit", "admit_removal", "admit_together"]

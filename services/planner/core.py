@@ -1,7 +1,8 @@
 """The planner without its loop: events in, decisions out. No clock, no broker; everything durable is returned to be written.
 
 A refused object is kept as pending and tried again whenever the admitted topology changes, so that what publishers said last is what holds
-once nothing stands in its way, in whatever order it was said.
+once nothing stands in its way, in whatever order it was said. Objects that are valid only together (a cluster with one more prefix, and the
+peering that remaps it) are admitted together.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from schemas.plan import HostPlan, UnitDiff, diff_units, digest_of
 from schemas.status import ApplyReport, Refusal
 from schemas.topology import KINDS, Gateway, Node, Peering, Topology, decode_topology
 from schemas.values import Name
-from services.planner.admit import Problem, admit, admit_removal
+from services.planner.admit import Problem, admit, admit_removal, admit_together
 from services.planner.allocate import NOTHING, Allocations, Exhausted, Rollout, advance, peering_id
 from services.planner.compile import Compiler
 from services.planner.compile.parts import unit_name
 from services.planner.state import Attachment, HostId, State
 
 _NAME_CHARACTERS, _REASON_CHARACTERS = 253, 1000
+_OBJECT_BYTES_MAX = 512 * 1024
+"""What is admitted is written again with more headers, and a broker takes 1 MiB in all."""
 _KIND_BY_TOKEN = {kind.lower(): kind for kind in KINDS}
 
 
@@ -44,6 +47,13 @@ class Admitted(NamedTuple):
     """An object that joined the state, or (`item` None) left it."""
 
     ref: str
+    item: Topology | None
+    said: Said
+
+
+class Pending(NamedTuple):
+    """An object (None: its removal) that was refused and may be admitted later."""
+
     item: Topology | None
     said: Said
 
@@ -78,7 +88,7 @@ class Core:
         self.published: dict[HostId, HostPlan] = {}
         self.reports: dict[HostId, ApplyReport] = {}
         self._compiler = Compiler(self.state, self.allocations)
-        self._pending: dict[str, tuple[Topology | None, Said]] = {}
+        self._pending: dict[str, Pending] = {}
         self._dirty: set[HostId] = set()
 
     def restore(
@@ -138,48 +148,70 @@ class Core:
             outcome.unreadable.append((said, unusable))
             return
         ref = f"{kind}/{cluster}/{name}"
-        waiting = self._pending[ref][1].sequence if ref in self._pending else 0
+        waiting = self._pending[ref].said.sequence if ref in self._pending else 0
         if said.sequence <= self.sequences.get(ref, 0) or said.sequence < waiting:
             return
         self._pending.pop(ref, None)
         item, problem = _read(ref, said)
+        wish = Pending(item, said)
         if problem is None:
-            problem = self._try(ref, item, said, outcome)
+            problem = self._try(ref, wish, outcome)
         if problem is None:
             self._retry_pending(outcome)
             return
         if problem.retry:
-            self._pending[ref] = (item, said)
+            self._pending[ref] = wish
+            if problem.other in self._pending and self._try_together(ref, problem.other, outcome):
+                self._retry_pending(outcome)
+                return
         reason = problem.reason if len(problem.reason) <= _REASON_CHARACTERS else f"{problem.reason[:_REASON_CHARACTERS]}…"
         outcome.refused.append(Refusal(kind, cluster, name, reason, problem.field, problem.other, said.sequence))
 
-    def _try(self, ref: str, item: Topology | None, said: Said, outcome: Outcome) -> Problem | None:
-        before = self.state.objects.get(ref)
-        problem = admit(item, self.state) if item is not None else admit_removal(ref, self.state)
-        if problem is not None:
-            return problem
-        if item is not None and (allocated := self._put(item)) is not None:
-            return allocated
+    def _try(self, ref: str, wish: Pending, outcome: Outcome) -> Problem | None:
+        problem = admit(wish.item, self.state) if wish.item is not None else admit_removal(ref, self.state)
+        return problem or self._take({ref: wish}, outcome)
+
+    def _take(self, wishes: Mapping[str, Pending], outcome: Outcome) -> Problem | None:
+        """Put these objects into the state, or take them out, and plan anew what they touch: all of them, or none."""
+        before = {ref: self.state.objects.get(ref) for ref in wishes}
+        forms = [(before[ref], wish.item) for ref, wish in wishes.items() if wish.item != before[ref]]
+        changed = [item for pair in forms for item in pair if item is not None]
+        try:
+            for ref, wish in wishes.items():
+                self._set(ref, wish.item)
+            self._dirty |= self._compiler.refresh(changed)
+        except Exhausted as error:
+            self._put_back(before, changed)
+            return Problem(str(error), "$.name")
+        except (ValueError, KeyError) as error:
+            # Admission should have known. One object that no plan can be made of must not stop all others.
+            self._put_back(before, changed)
+            return Problem(f"no plan can be made of it: {error}", retry=False)
+        for ref, wish in wishes.items():
+            self._note(ref, before[ref], wish, outcome)
+        return None
+
+    def _set(self, ref: str, item: Topology | None) -> None:
         if item is None:
             self.state.remove(ref)
-            if isinstance(before, Peering):
-                self.allocations.set_rollout((before.cluster, before.name), NOTHING)
-        if item != before:
-            concerned = [part for part in (before, item) if part is not None]
-            try:
-                self._dirty |= self._compiler.refresh(concerned)
-            except (ValueError, KeyError) as error:
-                # Admission should have known. One object that no plan can be made of must not stop all others.
-                self.state.remove(ref)
-                if before is not None:
-                    self.state.put(before)
-                self._compiler.refresh(concerned)
-                return Problem(f"no plan can be made of it: {error}", retry=False)
-        self.sequences[ref] = said.sequence
-        outcome.admitted.append(Admitted(ref, item, said))
-        if item is None and isinstance(before, Node | Gateway):
-            self._drop_key(HostId(before.cluster, before.name), said, outcome)
-        return None
+        else:
+            self.state.put(item)
+            self.allocations.allocate(self.state, item)
+
+    def _put_back(self, before: Mapping[str, Topology | None], changed: Iterable[Topology]) -> None:
+        for ref, item in before.items():
+            self.state.remove(ref)
+            if item is not None:
+                self.state.put(item)
+        self._compiler.refresh(changed)
+
+    def _note(self, ref: str, before: Topology | None, wish: Pending, outcome: Outcome) -> None:
+        self.sequences[ref] = wish.said.sequence
+        outcome.admitted.append(Admitted(ref, wish.item, wish.said))
+        if wish.item is None and isinstance(before, Peering):
+            self.allocations.set_rollout((before.cluster, before.name), NOTHING)
+        if wish.item is None and isinstance(before, Node | Gateway):
+            self._drop_key(HostId(before.cluster, before.name), wish.said, outcome)
 
     def _drop_key(self, host: HostId, said: Said, outcome: Outcome) -> None:
         """A host's public key goes with the host: nobody else may delete it, and it would hold the cluster for ever."""
@@ -190,27 +222,35 @@ class Core:
             self._dirty |= self._compiler.refresh([key])
             outcome.admitted.append(Admitted(key.ref, None, said))
 
-    def _put(self, item: Topology) -> Problem | None:
-        before = self.state.objects.get(item.ref)
-        self.state.put(item)
-        try:
-            self.allocations.allocate(self.state, item)
-        except Exhausted as error:
-            self.state.remove(item.ref)
-            if before is not None:
-                self.state.put(before)
-            return Problem(str(error), "$.name")
-        return None
-
     def _retry_pending(self, outcome: Outcome) -> None:
         """Try what was refused again, until nothing more is admitted."""
         progress = True
         while progress:
             progress = False
-            for ref, (item, said) in sorted(self._pending.items(), key=lambda entry: entry[1][1].sequence):
-                if self._try(ref, item, said, outcome) is None:
+            for ref, wish in sorted(self._pending.items(), key=lambda entry: entry[1].said.sequence):
+                if self._try(ref, wish, outcome) is None:
                     del self._pending[ref]
                     progress = True
+
+    def _try_together(self, first: str, second: str, outcome: Outcome) -> bool:
+        """Admit two objects that wait for each other, with all others that these wait for, if together they contradict nothing."""
+        together = [first, second]
+        while True:
+            wishes = {ref: self._pending[ref] for ref in together}
+            items = [wish.item for wish in wishes.values() if wish.item is not None]
+            if len(items) < len(wishes):
+                return False
+            problem = admit_together(items, self.state)
+            if problem is None:
+                break
+            if problem.other not in self._pending or problem.other in together:
+                return False
+            together.append(problem.other)
+        if self._take(wishes, outcome) is not None:
+            return False
+        for ref in together:
+            del self._pending[ref]
+        return True
 
     def _advance_rollouts(self) -> None:
         for item in list(self.state.peerings.values()):
@@ -258,6 +298,8 @@ def _unusable(cluster: str, name: str, said: Said) -> str | None:
 def _read(ref: str, said: Said) -> tuple[Topology | None, Problem | None]:
     if not said.payload:
         return None, None
+    if len(said.payload) > _OBJECT_BYTES_MAX:
+        return None, Problem(f"the object has {len(said.payload)} bytes; {_OBJECT_BYTES_MAX} are the most", retry=False)
     try:
         item = decode_topology(said.payload)
     except DecodeError as error:

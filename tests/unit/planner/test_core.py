@@ -9,6 +9,7 @@ from schemas.codec import decode, encode
 from schemas.plan import HostPlan, PlanDiff, Route, WireguardLink, unit_digest
 from schemas.snapshot import Chunks, join
 from schemas.status import ApplyReport, UnitReport
+from schemas.topology import Cluster, Peering, PeeringEnd, Topology
 from schemas.values import Name, Prefix
 from services.planner import layout
 from services.planner.allocate import Allocations, Rollout, advance
@@ -267,6 +268,82 @@ def test_an_older_copy_does_not_replace_what_waits() -> None:
     core.hear([said(older, 5)])
     tell(core, [cluster("rome")], first=10)
     assert core.state.objects["Node/rome/worker-1"] == newer
+
+
+def grown() -> list[Topology]:
+    """Rome with one more pod prefix, and each peering of it with one more remap: valid together only."""
+    wider = cluster("rome", pod_prefixes=(Prefix("10.200.0.0/16"), Prefix("10.201.0.0/16")))
+    rome, milan = peering().ends
+    return [wider, peering(ends=(rome, replace(milan, remap_pods=(Prefix("10.63.0.0/16"), Prefix("10.65.0.0/16")))))]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_valid_together_only_is_admitted_together(order: int) -> None:
+    """A peered cluster gets a second pod prefix: cluster and peering wait for each other, whichever is said first."""
+    core = Core()
+    tell(core, two_clusters())
+    first, second = grown()[::order]
+    assert [refusal.other for refusal in tell(core, [first], first=50).refused] == [second.ref]
+    outcome = tell(core, [second], first=51)
+    assert {entry.ref for entry in outcome.admitted} == {first.ref, second.ref}
+    assert outcome.refused == []
+    assert (core.state.objects[first.ref], core.state.objects[second.ref]) == (first, second)
+    assert "element meshmark.rome.rome-milan to_real 10.65.0.0/16" in {
+        key for step in core.steps() if step.host == MILAN_GATEWAY for key in step.plan.objects()
+    }
+
+
+def test_a_third_that_is_in_the_way_is_waited_for() -> None:
+    """Two peerings of one cluster: neither cluster nor peerings are admitted before the last one has come."""
+    core = Core()
+    naples = [cluster("naples"), gateway("naples"), gateway("rome", "second", 20)]
+    rome = PeeringEnd(
+        cluster=Name("rome"), gateway=Name("second"), remap_pods=(Prefix("10.66.0.0/16"),), remap_external=(Prefix("10.67.0.0/16"),)
+    )
+    far = PeeringEnd(
+        cluster=Name("naples"), gateway=Name("gateway"), remap_pods=(Prefix("10.68.0.0/16"),), remap_external=(Prefix("10.69.0.0/16"),)
+    )
+    other = Peering(name=Name("rome-naples"), cluster=Name("rome"), ends=(rome, far))
+    assert tell(core, [*two_clusters(), *naples, other]).refused == []
+    more = replace(other, ends=(rome, replace(far, remap_pods=(Prefix("10.68.0.0/16"), Prefix("10.65.0.0/16")))))
+    for sequence, item in enumerate(grown(), 50):
+        assert len(tell(core, [item], first=sequence).refused) == 1
+    outcome = tell(core, [more], first=60)
+    assert {entry.ref for entry in outcome.admitted} == {"Cluster/rome/rome", "Peering/rome/rome-milan", "Peering/rome/rome-naples"}
+
+
+def test_what_contradicts_together_too_stays_out() -> None:
+    """A cluster and a peering that wait for each other and are wrong together change nothing, and are told as refused."""
+    core = Core()
+    tell(core, two_clusters())
+    wider, joined = grown()
+    assert isinstance(joined, Peering)
+    rome, milan = joined.ends
+    wrong = replace(joined, ends=(rome, replace(milan, remap_pods=(Prefix("10.63.0.0/16"), Prefix("10.64.0.0/16")))))
+    assert tell(core, [wider], first=50).refused
+    (refusal,) = tell(core, [wrong], first=51).refused
+    assert refusal.field.startswith("$.ends")
+    assert core.state.objects["Cluster/rome/rome"] == cluster("rome")
+
+
+def test_a_succession_is_judged_in_company_too() -> None:
+    """A lower revision, or another internal prefix under hosts, is no better for coming with others."""
+    core = Core()
+    tell(core, two_clusters())
+    wider, joined = grown()
+    assert isinstance(wider, Cluster)
+    tell(core, [replace(wider, internal_prefix=Prefix("10.99.0.0/16"))], first=50)
+    tell(core, [joined], first=51)
+    assert core.state.objects["Cluster/rome/rome"] == cluster("rome")
+
+
+def test_an_object_that_no_broker_could_hand_on_is_refused() -> None:
+    """What is larger than half a megabyte would not fit with the headers that it gets on its way."""
+    core = Core()
+    tell(core, [cluster("rome")])
+    payload = b" " * 600_000 + encode(node("worker-1", 1))
+    (refusal,) = core.hear([Said(("node", "rome", "worker-1"), payload, 90)]).refused
+    assert "524288" in refusal.reason
 
 
 def test_a_host_that_comes_back_to_a_smaller_prefix_gets_another_number() -> None:
