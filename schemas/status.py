@@ -71,6 +71,11 @@ class Refusal(Struct, **_REPORT):
     other: str = ""
     sequence: int = 0
 
+    @property
+    def what(self) -> str:
+        """The field, where there is one, and the reason, in one line."""
+        return f"{self.field}: {self.reason}" if self.field else self.reason
+
 
 class DeadLetter(Struct, **_REPORT):
     """A message that could not be handled: where it came from, why, and its first bytes."""

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from schemas.codec import DecodeError, convert, decode
+from schemas.hints import hint
 from schemas.values import Address, Endpoint, Key, Name, Prefix
 
 Uplink = Annotated[Name, Meta(extra_json_schema={"default": "eth0"})]
@@ -176,7 +177,7 @@ KINDS: dict[str, type[Topology]] = {
 
 def decode_topology(payload: bytes) -> Topology:
     """Decode one topology object from JSON; DecodeError names the field and says what is right."""
-    return _check(_named(lambda: decode(payload, Topology)))  # type: ignore[arg-type]
+    return _check(_named(lambda: decode(payload, Topology), lambda: KINDS[decode(payload, _Tag).kind]))  # type: ignore[arg-type]
 
 
 def convert_topology(value: object) -> Topology:
@@ -184,17 +185,24 @@ def convert_topology(value: object) -> Topology:
     if not isinstance(value, dict):
         reason = f"expected an object with the fields kind, name, …; got {type(value).__name__}"
         raise DecodeError(reason)
-    return _check(_named(lambda: convert(value, Topology)))  # type: ignore[arg-type]
+    return _check(_named(lambda: convert(value, Topology), lambda: KINDS[value["kind"]]))  # type: ignore[arg-type]
 
 
-def _named(read: Callable[[], Topology]) -> Topology:
-    """Say which kinds there are when the kind is what is wrong."""
+class _Tag(Struct):
+    kind: str
+
+
+def _named(read: Callable[[], Topology], kind: Callable[[], type[Topology]]) -> Topology:
+    """Say what would have been right when the kind, or a field or word that this `kind` does not have, is what is wrong."""
     try:
         return read()
     except DecodeError as error:
         if error.field == "$.kind" or "`kind`" in error.reason:
             reason = f"{error.reason}; the kinds are {', '.join(KINDS)}"
             raise DecodeError(reason, "$.kind") from None
+        if added := hint(error.reason, error.field, kind):
+            reason = f"{error.reason}{added}"
+            raise DecodeError(reason, error.field) from None
         raise
 
 

@@ -26,25 +26,45 @@ from services.runtime.settings import Settings, load, parse_address, read_creden
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Flags:
-    """Settings of a service. Each is also an environment variable (MESHMARK_NATS_URL) and a key of the TOML file."""
+    """Settings of any service. Each is also an environment variable (MESHMARK_NATS_URL) and a key of the TOML file."""
 
-    nats_url: Annotated[str | None, Parameter(help="NATS server, as nats://127.0.0.1:4222")] = None
+    nats_url: Annotated[str | None, Parameter(help="NATS server [default: nats://127.0.0.1:4222]")] = None
     credentials: Annotated[str | None, Parameter(help='JSON file with {"user": …, "password": …}')] = None
-    cluster: Annotated[str | None, Parameter(help="Cluster of this host (applier, auditor)")] = None
-    host: Annotated[str | None, Parameter(help="Name of this host, as its Node or Gateway object (applier, auditor)")] = None
-    state_dir: Annotated[str | None, Parameter(help="Folder for the private key and what is given back later (applier)")] = None
     http: Annotated[str | None, Parameter(help="Where /healthz, /readyz and /metrics are; empty for nowhere [default: 127.0.0.1:9464]")] = (
         None
     )
-    log_level: Annotated[Literal["debug", "info", "warning", "error"] | None, Parameter(help="What is logged; info by default")] = None
-    log_format: Annotated[Literal["json", "console"] | None, Parameter(help="JSON by default; console is for people")] = None
-    resync_s: Annotated[float | None, Parameter(help="Period of the full pass, in seconds (auditor)")] = None
+    log_level: Annotated[Literal["debug", "info", "warning", "error"] | None, Parameter(help="What is logged [default: info]")] = None
+    log_format: Annotated[Literal["json", "console"] | None, Parameter(help="console is for people [default: json]")] = None
     config: Annotated[Path | None, Parameter(help="TOML file with settings")] = None
 
     def settings(self, environment: dict[str, str]) -> Settings:
         values = {name: value for name, value in vars(self).items() if name != "config"}
         config = self.config or (Path(environment["MESHMARK_CONFIG"]) if "MESHMARK_CONFIG" in environment else None)
         return load(config, environment, values)
+
+
+@dataclass(frozen=True)
+class HostFlags(Flags):
+    """Settings of a service on a host. It must know who it is; from which source is all the same."""
+
+    cluster: Annotated[str | None, Parameter(help="Cluster of this host; needed")] = None
+    host: Annotated[str | None, Parameter(help="Name of this host's Node or Gateway object; needed")] = None
+
+
+@dataclass(frozen=True)
+class ApplierFlags(HostFlags):
+    """Settings of an applier."""
+
+    state_dir: Annotated[
+        str | None, Parameter(help="Folder for the private key and what is given back later [default: /var/lib/meshmark]")
+    ] = None
+
+
+@dataclass(frozen=True)
+class AuditorFlags(HostFlags):
+    """Settings of an auditor."""
+
+    resync_s: Annotated[float | None, Parameter(help="Period of the full pass, in seconds [default: 300]")] = None
 
 
 def register(app: App) -> None:
@@ -56,30 +76,34 @@ def register(app: App) -> None:
 
 
 def planner(*, flags: Flags | None = None) -> int:
-    """Run the planner: topology events in, plans for all hosts out. One at a time.
+    r"""Run the planner: topology events in, plans for all hosts out. One at a time.
 
     ```sh
-    meshmark planner --nats-url nats://192.0.2.10:4222 --credentials planner.json
+    meshmark planner --nats-url nats://192.0.2.10:4222 \
+        --credentials planner.json
     ```
     """
     return _run("planner", flags)
 
 
-def applier(*, flags: Flags | None = None) -> int:
-    """Run the applier of this host: keeps the network namespace it is started in as the plan says. Needs CAP_NET_ADMIN.
+def applier(*, flags: ApplierFlags | None = None) -> int:
+    r"""Run the applier of this host: keeps the network namespace it is started in as the plan says. Needs CAP_NET_ADMIN.
 
     ```sh
-    meshmark applier --cluster rome --host node-1 --nats-url nats://192.0.2.10:4222 --credentials applier.json
+    meshmark applier --cluster rome --host node-1 \
+        --nats-url nats://192.0.2.10:4222 --credentials applier.json
     ```
     """
     return _run("applier", flags)
 
 
-def auditor(*, flags: Flags | None = None) -> int:
-    """Run the auditor of this host: compares the kernel with the plan and publishes drift. Needs CAP_NET_ADMIN to read.
+def auditor(*, flags: AuditorFlags | None = None) -> int:
+    r"""Run the auditor of this host: compares the kernel with the plan and publishes drift. Needs CAP_NET_ADMIN to read.
 
     ```sh
-    meshmark auditor --cluster rome --host node-1 --nats-url nats://192.0.2.10:4222 --credentials auditor.json --http 127.0.0.1:9465
+    meshmark auditor --cluster rome --host node-1 \
+        --nats-url nats://192.0.2.10:4222 --credentials auditor.json \
+        --http 127.0.0.1:9465
     ```
     """
     return _run("auditor", flags)
@@ -92,14 +116,15 @@ def server(
     host: Annotated[list[str], Parameter(help="A host whose services may connect, as rome/gw; give it once per host", negative=())] = [],  # noqa: B006
     anonymous: Annotated[bool, Parameter(help="Treat clients without credentials as publishers", negative=())] = False,
 ) -> int:
-    """Run the embedded nats-server with the accounts that meshmark needs, and write credentials for every user.
+    r"""Run the embedded nats-server with the accounts that meshmark needs, and write credentials for every user.
 
     Credentials are kept over restarts in DIR/creds: planner.json, publisher.json, reader.json, and for each host
     applier=CLUSTER=HOST.json and auditor=CLUSTER=HOST.json, where a dot in a name is %2E. To add a host, stop the server and start it again
     with one more --host.
 
     ```sh
-    meshmark server --dir broker --listen 192.0.2.10:4222 --host rome/gateway --host rome/node-1
+    meshmark server --dir broker --listen 192.0.2.10:4222 \
+        --host rome/gateway --host rome/node-1
     ```
     """
     server_module = importlib.import_module("services.runtime.server")

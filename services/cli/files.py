@@ -15,6 +15,8 @@ from services.runtime.errors import Permanent
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+_UNNAMED = ' in "<unicode string>",'
+"""How PyYAML calls a text that was given to it as such."""
 _SHOWN = 63
 """Characters of a name, and so of what may be one, that an error shows."""
 
@@ -57,7 +59,7 @@ def _documents(path: Path) -> list[object]:
         return [document for document in yaml.load_all(text, Loader=_LOADER) if document is not None]
     # ValueError: what looks like a date and is none; RecursionError: the parser in Python has no bound of its own.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        msg = f"{path}: not valid YAML: {' '.join(str(error).split())}"
+        msg = f"{path}: not valid YAML: {' '.join(str(error).split()).replace(_UNNAMED, '')}"
         raise FileError(msg) from None
 
 

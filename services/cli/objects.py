@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Container, Iterable
+from collections.abc import AsyncIterator, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
+from rich.markup import escape
 
 from schemas import codec, subjects
 from schemas.status import Refusal
 from schemas.topology import KINDS, Topology
 from services.cli import files, records
-from services.cli.output import EXIT_ERROR, Output, console, default_format, emit, fail, note, show_table
+from services.cli.output import EXIT_ERROR, Format, Output, console, default_format, emit, fail, note, show_table
 from services.cli.session import Nats
 from services.runtime import events
 from services.runtime.broker import Broker
@@ -24,13 +25,15 @@ from services.runtime.messages import Message
 _SECOND_THOUGHTS_S = 0.5
 """What was refused for want of something is admitted right after that: so long may it take."""
 
-Files = Annotated[
-    list[Path], Parameter(name=["--file", "-f"], negative=(), help="Topology file: YAML or JSON, any number of objects; may be repeated")
-]
+Paths = Annotated[Path, Parameter(help="Topology file: YAML or JSON, any number of objects")]
+Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative=(), help="The same; may be repeated")]
 Refs = Annotated[str, Parameter(help="KIND/CLUSTER/NAME, as Peering/rome/rome-milan")]
 Kind = Annotated[str | None, Parameter(help="Cluster, Node, Gateway, Peering, Endpoint or PublicKey; capitals and a final s do not matter")]
 ObjectName = Annotated[str | None, Parameter(help="CLUSTER/NAME, or NAME in whatever cluster")]
-Wait = Annotated[float, Parameter(help="How long to wait for the planner's verdict, in seconds; 0 not to wait")]
+Refused = Annotated[bool, Parameter(negative=(), help="Show what was said last and is not in force, and why")]
+Wait = Annotated[
+    float, Parameter(validator=validators.Number(gte=0), help="How long to wait for the planner's verdict, in seconds; 0 not to wait")
+]
 
 
 def register(app: App) -> None:
@@ -40,7 +43,7 @@ def register(app: App) -> None:
     app.command(delete)
 
 
-async def publish(*, file: Files, wait_s: Wait = 10.0, nats: Nats | None = None) -> int:
+async def publish(*paths: Paths, file: Files = [], wait_s: Wait = 10.0, nats: Nats | None = None) -> int:  # noqa: B006 - cyclopts reads the default
     """Publish topology objects and wait until the planner has admitted or refused each.
 
     The kinds of objects are Cluster, Node, Gateway, Peering and Endpoint.
@@ -48,11 +51,14 @@ async def publish(*, file: Files, wait_s: Wait = 10.0, nats: Nats | None = None)
     The exit code is 1 when one is refused, or when no verdict came in time.
 
     ```sh
-    meshmark publish -f topology.yaml
-    meshmark publish -f rome.yaml -f milan.yaml --wait-s 30
+    meshmark publish topology.yaml
+    meshmark publish rome.yaml milan.yaml --wait-s 30
     ```
     """
-    items = files.load(file)
+    if not paths and not file:
+        msg = "nothing to publish: name topology files, as in: meshmark publish topology.yaml"
+        raise Permanent(msg)
+    items = files.load([*paths, *file])
     async with (nats or Nats()).connect() as broker:
         return await _say([(item.ref, codec.encode(item)) for item in items], broker, wait_s)
 
@@ -74,21 +80,30 @@ async def delete(*refs: Refs, file: Files = [], wait_s: Wait = 10.0, nats: Nats 
         msg = "nothing to delete: name objects as Peering/rome/rome-milan, or give files with -f"
         raise Permanent(msg)
     async with (nats or Nats()).connect() as broker:
-        return await _say([(ref, b"") for ref in named], broker, wait_s)
+        in_force = {item.ref for item in await records.admitted(broker)}
+        return await _say([(ref, b"") for ref in named], broker, wait_s, in_force)
 
 
-async def get(kind: Kind = None, name: ObjectName = None, /, *, output: Output = None, nats: Nats | None = None) -> int:
-    """Show admitted topology objects: all of them, those of a KIND, or one.
+async def get(
+    kind: Kind = None, name: ObjectName = None, /, *, refused: Refused = False, output: Output = None, nats: Nats | None = None
+) -> int:
+    """Show admitted topology objects: all of them, those of a KIND, or one; or with --refused those that are not admitted.
 
     ```sh
     meshmark get
     meshmark get nodes
     meshmark get Peering rome/rome-milan --output yaml
+    meshmark get Peering/rome/rome-milan
+    meshmark get --refused
     ```
     """
+    if kind and "/" in kind and name is None:
+        kind, _, name = kind.partition("/")
     chosen = _kind(kind) if kind else None
     form = default_format(output)
     async with (nats or Nats()).connect() as broker:
+        if refused:
+            return _show_refused(await records.refused(broker), chosen, name, form)
         in_force = await records.admitted(broker)
     items = [item for item in in_force if chosen in (None, item.kind) and name in (None, f"{item.home}/{item.name}", item.name)]
     if name is not None and not items:
@@ -98,6 +113,15 @@ async def get(kind: Kind = None, name: ObjectName = None, /, *, output: Output =
         show_table(("KIND", "CLUSTER", "NAME", "WHAT"), [(item.kind, item.home, item.name, _summary(item)) for item in items])
     else:
         emit(items[0] if name is not None and len(items) == 1 else items, form)
+    return 0
+
+
+def _show_refused(refusals: Iterable[Refusal], kind: str | None, name: str | None, form: Format) -> int:
+    shown = [item for item in refusals if kind in (None, item.kind) and name in (None, f"{item.cluster}/{item.name}", item.name)]
+    if form == "table":
+        show_table(("KIND", "CLUSTER", "NAME", "WHY"), [(item.kind, item.cluster, item.name, escape(item.what)) for item in shown])
+    else:
+        emit(shown, form)
     return 0
 
 
@@ -127,8 +151,8 @@ class Verdicts:
         return any(one in sequences for one in self.refused) and any(one in sequences for one in self.admitted)
 
 
-async def _say(messages: list[tuple[str, bytes]], broker: Broker, wait_s: float) -> int:
-    """Publish payloads by reference and report the verdicts."""
+async def _say(messages: list[tuple[str, bytes]], broker: Broker, wait_s: float, in_force: Container[str] = ()) -> int:
+    """Publish payloads by reference and report the verdicts. `in_force` is what there is to delete."""
     async with broker.listen(f"{subjects.STATE}.>") as states, broker.listen(f"{subjects.REFUSED}.>") as refusals:
         waiting: dict[int, str] = {}
         for ref, payload in messages:
@@ -145,7 +169,8 @@ async def _say(messages: list[tuple[str, bytes]], broker: Broker, wait_s: float)
                 await _settle(verdicts, waiting, changed)
                 for task in collecting:
                     task.cancel()
-    return _tell(waiting, verdicts, wait_s, deleted=all(not payload for _, payload in messages))
+    done = {ref: "admitted" if payload else "deleted" if ref in in_force else "was not there" for ref, payload in messages}
+    return _tell(waiting, verdicts, wait_s, done)
 
 
 async def _collect(source: AsyncIterator[Message], verdicts: Verdicts, changed: asyncio.Event) -> None:
@@ -166,7 +191,7 @@ async def _settle(verdicts: Verdicts, waiting: Container[int], changed: asyncio.
                 changed.clear()
 
 
-def _tell(waiting: dict[int, str], verdicts: Verdicts, wait_s: float, *, deleted: bool) -> int:
+def _tell(waiting: dict[int, str], verdicts: Verdicts, wait_s: float, done: Mapping[str, str]) -> int:
     code = 0
     for sequence, ref in sorted(waiting.items()):
         refusal = verdicts.refused.get(sequence)
@@ -174,11 +199,10 @@ def _tell(waiting: dict[int, str], verdicts: Verdicts, wait_s: float, *, deleted
             fail(f"{ref}: no verdict within {wait_s:g} s; is a planner running?")
             code = EXIT_ERROR
         elif refusal is not None:
-            where = f"{refusal.field}: " if refusal.field else ""
-            fail(f"{ref} refused: {where}{refusal.reason}")
+            fail(f"{ref} refused: {refusal.what}")
             code = EXIT_ERROR
         else:
-            console.print(f"{ref} {'deleted' if deleted else 'admitted'}")
+            console.print(f"{ref} {done[ref]}")
     return code
 
 
@@ -189,7 +213,7 @@ def _summary(item: Topology) -> str:
 
 
 def _short(value: object) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return " ".join(_short(part) for part in value)
     if isinstance(value, dict):
         return "{" + " ".join(f"{key}={_short(part)}" for key, part in value.items()) + "}"

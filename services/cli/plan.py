@@ -64,8 +64,8 @@ async def plan(
     ```sh
     meshmark plan rome/gateway
     meshmark plan -f topology.yaml rome/gateway
-    meshmark plan -f topology.yaml --diff                   # what publishing would change
-    meshmark plan -f new.yaml --diff --against old.yaml     # without any host
+    meshmark plan -f topology.yaml --diff       # what publishing would change
+    meshmark plan -f new.yaml --diff --against old.yaml    # without any host
     ```
     """
     if against and not diff:
@@ -96,8 +96,7 @@ def _paper_plans(items: Iterable[Topology]) -> dict[HostId, HostPlan]:
     for refusal in outcome.refused:
         ref = f"{refusal.kind}/{refusal.cluster}/{refusal.name}"
         if ref not in admitted_refs:
-            where = f"{refusal.field}: " if refusal.field else ""
-            msg = f"{ref} would be refused: {where}{refusal.reason}"
+            msg = f"{ref} would be refused: {refusal.what}"
             raise MeshmarkError(msg)
     settle_rollouts(core.state, core.allocations)
     return compile_all(core.state, core.allocations)

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from schemas import codec, subjects
 from schemas.drift import DriftEvent
 from schemas.plan import SnapshotHead
-from schemas.status import ApplyReport
+from schemas.status import ApplyReport, Refusal
 from schemas.topology import KINDS, Topology, decode_topology
 from services.planner.allocate import NUMBER, Allocations, Number, Rollout
 from services.planner.state import HostId
+from services.runtime import events
 from services.runtime.broker import Broker
 from services.runtime.messages import Message
 from services.runtime.streams import STREAMS
@@ -28,6 +29,20 @@ async def admitted(broker: Broker) -> list[Topology]:
             found.pop(message.subject, None)
     order = list(KINDS)
     return sorted(found.values(), key=lambda item: (order.index(item.kind), item.ref))
+
+
+async def refused(broker: Broker) -> list[Refusal]:
+    """The newest refusal of each object about which nothing newer was admitted."""
+    decided: dict[str, int] = {}
+    async for message in _replay(broker, subjects.STATE):
+        decided[message.subject] = int(message.headers.get(events.SEQUENCE, "0"))
+    found: dict[str, Refusal] = {}
+    async for message in _replay(broker, subjects.REFUSED):
+        refusal = codec.decode(message.data, Refusal)
+        subject = subjects.state(refusal.kind, refusal.cluster, refusal.name)
+        if refusal.sequence > decided.get(subject, 0):
+            found[subject] = refusal
+    return [found[subject] for subject in sorted(found)]
 
 
 async def hosts(broker: Broker) -> set[HostId]:

@@ -15,7 +15,7 @@ from services.runtime.broker import Broker
 from services.runtime.errors import Permanent
 from services.runtime.settings import Settings, from_environment
 
-_CONNECT_S = 5.0
+_CONNECT_S = 2.0
 _REFUSED = "authorization violation"
 """Of nats-server's words, those for a user that it does not know."""
 

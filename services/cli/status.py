@@ -119,7 +119,7 @@ def _show_one(one: Standing) -> None:
     if one.report is not None:
         has = one.report.capabilities
         console.print(escape(f"  kernel      {has.kernel or '-'}, nftables {has.nftables or '-'}, WireGuard {has.wireguard}"))
-        console.print(f"  last turn   {one.report.operations} operations; {_times(one.report.timings)}")
+        console.print(f"  last turn   {_operations(one.report.operations)}; {_times(one.report.timings)}")
     reported = {unit.unit: unit for unit in one.report.units} if one.report else {}
     names = sorted(reported.keys() | one.wanted_units.keys())
     if names:
@@ -142,6 +142,10 @@ def _times(timings: Timings) -> str:
     reported = datetime.fromtimestamp(timings.reported_s, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
     after = [f"{step} after {at_s - timings.received_s:.3f} s" for step, at_s in steps.items() if at_s and timings.received_s]
     return ", ".join((f"reported at {reported} UTC", *after)) if timings.reported_s else "no times"
+
+
+def _operations(count: int) -> str:
+    return "1 operation" if count == 1 else f"{count} operations"
 
 
 def _digest(text: str | None) -> str:

@@ -285,7 +285,7 @@ class Connection:
         self._metrics.nats_denied.labels(operation).inc()
         log.warning("denied", operation=operation, subject=subject, user=self.settings.user or "anonymous")
         who = self.settings.user or "a client without credentials"
-        refusal = Permanent(f"{who} has no permission for {operation} on {subject}; check the credentials and the cluster and host names")
+        refusal = Permanent(f"{who} has no permission for {operation} on {subject}; are cluster and host those of the credentials?")
         for asked, future in self._waits.values():
             if asked == subject and not future.done():
                 future.set_exception(refusal)

@@ -60,9 +60,13 @@ async def settled_ask(connection: Connection, subject: str, data: bytes, headers
         await asyncio.sleep(_SETTLE_S)
         answer = await connection.ask(subject, data, timeout_s=_TIMEOUT_S, headers=headers)
     if answer.status == _NO_RESPONDERS:
-        msg = f"no stream answers on {subject}; start a planner, which creates the streams, and check that JetStream is on"
-        raise Waiting(msg, f"the stream behind {subject}")
+        raise _no_stream(subject)
     return answer
+
+
+def _no_stream(subject: str) -> Waiting:
+    msg = f"no stream answers on {subject}; start a planner, which creates the streams, and check that JetStream is on"
+    return Waiting(msg, f"the stream behind {subject}")
 
 
 def result(answer: Message) -> dict[str, Any]:
@@ -142,8 +146,7 @@ async def replay(connection: Connection, stream: str, filter_subject: str) -> As
         except (Transient, OutcomeUnknown) as error:
             failures = failures + 1 if sequence == seen else 0
             if failures >= _READ_ATTEMPTS:
-                msg = f"reading {stream}: {error}"
-                raise Transient(msg, 1.0) from error
+                raise Transient(str(error), 1.0) from error
             await asyncio.sleep(_SETTLE_S)
 
 
@@ -160,6 +163,8 @@ async def _batch(connection: Connection, inbox: Inbox, stream: str, filter_subje
             raise Transient(msg) from error
         if answer.status in (_END_OF_BATCH, _NOT_FOUND):
             return
+        if answer.status == _NO_RESPONDERS:
+            raise _no_stream(subject)
         if answer.status:
             raise Transient(f"reading {stream}: status {answer.status} {answer.headers.get('Description', '')}".strip())
         yield stored(answer)

@@ -13,7 +13,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import TypeVar
 
 import structlog
 from msgspec import Struct
@@ -24,6 +25,8 @@ from services.runtime.errors import MeshmarkError, Transient
 from services.runtime.health import HealthServer, Readiness
 from services.runtime.metrics import Metrics
 from services.runtime.settings import Settings
+
+T = TypeVar("T")
 
 _BEAT_S = 1.0
 _HARD_S = 10.0
@@ -80,13 +83,29 @@ async def _serve(name: str, settings: Settings, main: Main) -> None:
         port = stack.enter_context(HealthServer(settings.http, metrics.registry, ready)).port if settings.http else 0
         stack.enter_context(_hard_end(stop, settings.shutdown_s + _HARD_S))
         log = structlog.get_logger(name)
-        async with Broker.connect(settings.broker(), name, metrics=metrics, stop=stop) as broker:
+        log.info("connecting", url=settings.nats_url)
+        async with contextlib.AsyncExitStack() as connected:
+            opening = Broker.connect(settings.broker(), name, metrics=metrics, stop=stop)
+            broker = await _unless(stop, connected.enter_async_context(opening))
+            if broker is None:
+                return
             log.info("service_started", url=settings.nats_url, health_port=port)
             context = Context(settings, broker, metrics, ready, stop, log, port)
             notify("READY=1")
             await _supervise(context, main)
             notify("STOPPING=1")
         log.info("service_ended")
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:
+    """The result of `work`; None when `stop` was set before there was one."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        stopped.cancel()
+        task.cancel()
 
 
 async def _supervise(context: Context, main: Main) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
 import tomllib
@@ -18,6 +19,8 @@ from schemas.values import Name
 from services.runtime.errors import Permanent
 
 ENVIRONMENT_PREFIX = "MESHMARK_"
+_SCHEMES = ("nats", "tls", "ws", "wss")
+_NEAR = 0.85
 _CREDENTIALS_MODE = 0o600
 
 log = structlog.get_logger(__name__)
@@ -92,9 +95,12 @@ def load(file: Path | None = None, environment: Mapping[str, str] | None = None,
         values |= {name: (value, str(file)) for name, value in _read_toml(file).items()}
     for key, text in (environment or {}).items():
         name = key.removeprefix(ENVIRONMENT_PREFIX).lower()
-        # Others may own variables with our prefix: Kubernetes makes MESHMARK_PORT of a Service called meshmark.
         if key.startswith(ENVIRONMENT_PREFIX) and name in Settings.__struct_fields__:
             values[name] = (text, f"the environment variable {key}")
+        elif key.startswith(ENVIRONMENT_PREFIX) and (meant := difflib.get_close_matches(name, Settings.__struct_fields__, 1, _NEAR)):
+            # Others may own variables with our prefix, as Kubernetes makes MESHMARK_PORT of a Service called meshmark; not such ones.
+            msg = f"the environment variable {key}: no such setting; did you mean {ENVIRONMENT_PREFIX}{meant[0].upper()}?"
+            raise Permanent(msg)
     for name, value in (flags or {}).items():
         if value is not None:
             values[name] = (value, f"the flag --{name.replace('_', '-')}")
@@ -154,7 +160,7 @@ def check_url(text: str) -> None:
     for part in text.split(","):
         url = urlsplit(part.strip() if "://" in part else f"nats://{part.strip()}")
         try:
-            usable = bool(url.hostname) and url.port != 0
+            usable = url.scheme in _SCHEMES and bool(url.hostname) and url.port != 0
         except ValueError:  # a port that is none
             usable = False
         if not usable:

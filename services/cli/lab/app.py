@@ -30,6 +30,8 @@ from services.runtime.errors import Permanent
 lab = App(name="lab", help="A whole mesh on this machine: each host and pod in a network namespace of its own. Needs root.")
 
 State = Annotated[Path | None, Parameter(name="--state", help="State folder; default the running lab's, else /run/meshmark-lab.")]
+Where = Annotated[str, Parameter(help="CLUSTER/NAME, CLUSTER/pod/NAME or underlay; a dot may stand for each slash")]
+Command = Annotated[str, Parameter(allow_leading_hyphen=True, help="What to run, after --")]
 Output = Annotated[Literal["table", "json"], Parameter(name="--output", help="A table to read, or one JSON document.")]
 
 
@@ -61,7 +63,8 @@ def check(*, state: State = None, output: Output = "table") -> int:
     """Send UDP and TCP between all pods of the lab that the topology joins, and compare what arrives with what it says."""
     _need_root()
     folder = _running(state)
-    checks = asyncio.run(_check(folder))
+    with Console(stderr=True).status("probing all pairs of pods"):
+        checks = asyncio.run(_check(folder))
     if output == "json":
         print_checks(checks)
     else:
@@ -70,10 +73,13 @@ def check(*, state: State = None, output: Output = "table") -> int:
 
 
 @lab.command(name="exec")
-def execute(host: str, *command: Annotated[str, Parameter(allow_leading_hyphen=True)], state: State = None) -> int:
-    """Run a command on a host or in a pod of the lab: ``lab exec rome/worker-1 -- wg show``.
+def execute(host: Where, /, *command: Command, state: State = None) -> int:
+    """Run a command on a host or in a pod of the lab.
 
-    HOST is CLUSTER/NAME, CLUSTER/pod/NAME or underlay; a dot may stand for each slash.
+    ```sh
+    meshmark lab exec rome/worker-1 -- wg show
+    meshmark lab exec rome/pod/shop -- ip route
+    ```
     """
     _need_root()
     if not command:

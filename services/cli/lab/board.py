@@ -93,7 +93,7 @@ class Board:
     def refused(self, wanted: Iterable[Topology]) -> list[str]:
         """Which of these objects were refused and are not in force, with the reasons."""
         open_refs = {item.ref for item in wanted if self.objects.get(item.ref) != item}
-        return [f"{ref} was refused: {refusal.reason}" for refusal in self.refusals if (ref := _ref(refusal)) in open_refs]
+        return [f"{ref} was refused: {refusal.what}" for refusal in self.refusals if (ref := _ref(refusal)) in open_refs]
 
 
 def _ref(refusal: Refusal) -> str:

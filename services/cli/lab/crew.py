@@ -25,8 +25,8 @@ from services.runtime.settings import ENVIRONMENT_PREFIX, Settings
 
 _HTTP_PORTS: dict[Role, int] = {"applier": 9501, "auditor": 9502}
 _SETTINGS = {f"{ENVIRONMENT_PREFIX}{name.upper()}" for name in ("config", *Settings.__struct_fields__)}
-_VIEW = 'mkdir -p /run/wireguard && mount --bind "$0" /run/wireguard && exec "$@"'
-"""For ``sh -c``: a mount namespace in which /run/wireguard is the folder given first; then the command."""
+_VIEW = 'mount --bind "$1" /run/wireguard && shift && exec "$@"'
+"""For ``sh -c NAME``: a mount namespace in which /run/wireguard is the folder given first; then the command."""
 
 
 class Crew:
@@ -120,5 +120,7 @@ def service_name(namespace: str) -> str:
 
 
 def host_view(folder: Folder, namespace: str) -> list[str]:
-    """Command prefix that runs the rest in a host's network namespace, and with the host's /run/wireguard."""
-    return ["ip", "netns", "exec", namespace, "sh", "-c", _VIEW, str(folder.wireguard(service_name(namespace)))]
+    """Command prefix that runs the rest in a namespace of the lab; on a host (no pod, nor the underlay) with the host's /run/wireguard."""
+    sockets = folder.wireguard(service_name(namespace))
+    own_sockets = ["sh", "-c", _VIEW, "lab", str(sockets)] if sockets.exists() else []
+    return ["ip", "netns", "exec", namespace, *own_sockets]

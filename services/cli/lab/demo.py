@@ -23,7 +23,7 @@ from services.cli.lab.detach import Progress, in_background
 from services.cli.lab.expected import expected
 from services.cli.lab.feed import Feed
 from services.cli.lab.layout import host_namespace, pod_namespace
-from services.cli.lab.state import CURRENT, Folder
+from services.cli.lab.state import CURRENT, SOCKETS, Folder
 from services.cli.lab.story import Story
 from services.cli.lab.supervisor import supervise
 from services.runtime.errors import MeshmarkError
@@ -93,7 +93,7 @@ async def _tell(story: Story, folder: Folder, topology: Sequence[Topology], *, k
         if not keep:
             await _remove_peering(story, feed)
         same = [node for node in nodes if listing.table(node, "ip", "lab-cni") == tables[node]]
-        story.check("the CNI's own nftables tables are what they were", ok=same == nodes, detail=f"{len(same)} of {len(nodes)}")
+        story.check("the table of the pods' own network (lab-cni) is what it was on each node", ok=same == nodes, detail=f"{len(same)} of {len(nodes)}")
 
 
 async def _probe(story: Story, feed: Feed) -> None:
@@ -209,12 +209,15 @@ async def _remove_peering(story: Story, feed: Feed) -> None:
 
 
 def _go_down(story: Story, folder: Folder) -> None:
+    record = folder.read()
+    sockets = [SOCKETS] if record is not None and record.socket_folder else []
     story.chapter("Down", "Services, namespaces and files go; the machine is as it was.")
     with _complaining(story, "the lab goes down"):
         teardown.down(folder)
     left = sorted(namespaces.existing())
     story.check("no namespace is left", ok=not left, detail=", ".join(left))
-    story.check("no file is left", ok=not folder.path.exists() and not CURRENT.exists())
+    files = [path for path in (folder.path, CURRENT, *sockets) if path.exists()]
+    story.check("no file is left", ok=not files, detail=", ".join(map(str, files)))
 
 
 async def _in_force(feed: Feed, wanted: Sequence[Topology]) -> None:

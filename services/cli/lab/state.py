@@ -23,6 +23,8 @@ from services.runtime.errors import Conflict, Permanent
 
 DEFAULT_FOLDER = Path("/run/meshmark-lab")
 CURRENT = Path("/run/meshmark-lab.current")
+SOCKETS = Path("/run/wireguard")
+"""Where wireguard-go keeps its sockets; each host of the lab sees a folder of its own there."""
 
 Phase = Literal["starting", "ready", "failed"]
 
@@ -42,12 +44,16 @@ class ProcessId(Struct, frozen=True):
 
 
 class Record(Struct, omit_defaults=True):
-    """What ``lab.json`` holds. `processes` is by service, as the logs are named; `namespaces` may not be there yet or any more."""
+    """What ``lab.json`` holds. `processes` is by service, as the logs are named; `namespaces` may not be there yet or any more.
+
+    `socket_folder` says that the lab made ``SOCKETS``.
+    """
 
     supervisor: ProcessId
     phase: Phase = "starting"
     namespaces: list[str] = []
     processes: dict[str, ProcessId] = {}
+    socket_folder: bool = False
 
 
 class Folder:

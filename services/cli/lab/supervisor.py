@@ -25,7 +25,7 @@ from services.cli.lab.detach import Progress, redirect
 from services.cli.lab.feed import Feed
 from services.cli.lab.layout import UNDERLAY, Host, Layout, layout
 from services.cli.lab.processes import Child, Command
-from services.cli.lab.state import CURRENT, Folder, Record, claim, identify
+from services.cli.lab.state import CURRENT, SOCKETS, Folder, Record, claim, identify
 from services.cli.lab.teardown import sweep
 from services.cli.lab.wiring import Wiring
 from services.runtime import logs
@@ -69,6 +69,9 @@ class Supervisor:
             await self._stop.wait()
 
     async def _run_services(self) -> None:
+        if not SOCKETS.exists():
+            self._note(socket_folder=True)
+            SOCKETS.mkdir()
         broker = LabBroker(self._folder)
         try:
             await broker.start()
@@ -184,7 +187,7 @@ def _newer_than(version: int) -> Callable[[Board], bool]:
 def supervise(folder: Folder, topology: Sequence[Topology], progress: Progress, *, log: Path | None = None, services: bool = True) -> None:
     """Have a lab, from claiming the machine's place for it until nothing is left of it. MeshmarkError says why it did not come up.
 
-    When it fails, the logs stay in the folder. What this process prints goes to the file `log`, if given.
+    When the error speaks of the logs, they stay in the folder. What this process prints goes to the file `log`, if given.
     """
     with claim(folder):
         sweep(folder)
@@ -192,14 +195,16 @@ def supervise(folder: Folder, topology: Sequence[Topology], progress: Progress, 
         if log is not None:
             redirect(log)
         logs.configure("lab", "info", "console")
-        failed = True
+        keep_logs = True
         try:
             asyncio.run(Supervisor(folder, topology, progress, services=services).run())
-            failed = False
+            keep_logs = False
         except* MeshmarkError as group:
-            raise _first(group) from None
+            error = _first(group)
+            keep_logs = isinstance(error, Transient)
+            raise error from None
         finally:
-            sweep(folder, keep_logs=failed)
+            sweep(folder, keep_logs=keep_logs)
             CURRENT.unlink(missing_ok=True)
 
 

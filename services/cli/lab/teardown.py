@@ -8,7 +8,7 @@ import signal
 import time
 
 from services.cli.lab import namespaces
-from services.cli.lab.state import CURRENT, Folder, ProcessId, claim
+from services.cli.lab.state import CURRENT, SOCKETS, Folder, ProcessId, claim
 from services.runtime.errors import OutcomeUnknown
 
 _SUPERVISOR_S = 40.0
@@ -29,6 +29,10 @@ def down(folder: Folder) -> bool:
 def sweep(folder: Folder, *, keep_logs: bool = False) -> None:
     """Remove every namespace of the lab with all that runs in it, and the lab's files. Only for who has claimed the machine's lab."""
     namespaces.remove(namespaces.existing())
+    record = folder.read()
+    if record is not None and record.socket_folder:
+        with contextlib.suppress(OSError):
+            SOCKETS.rmdir()
     folder.clear(keep_logs=keep_logs)
 
 

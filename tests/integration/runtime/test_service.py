@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from services.runtime import service
+from services.runtime.connection import Connection
 from services.runtime.errors import Permanent
 from services.runtime.settings import Settings
 
@@ -39,6 +40,23 @@ def read(url):
     except HTTPError as refused:
         with refused:
             return refused.read()
+
+
+def test_sigterm_ends_a_service_that_finds_no_broker(monkeypatch):
+    """Asked to end while it still looks for a broker, a service ends at once and with 0."""
+    sought = []
+
+    async def main(_):
+        pytest.fail("there is no broker")
+
+    async def seek(*_, **__):
+        sought.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Connection, "open", seek)
+    assert service.run("test", Settings(nats_url="nats://127.0.0.1:1", http=""), main) == 0
+    assert sought
 
 
 def test_sigterm_is_a_clean_end(settings):

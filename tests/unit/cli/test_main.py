@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     "arguments, words",
     [
         (("plan", "--nope"), "Unknown option"),
-        (("publish",), "--file"),
+        (("publish",), "name topology files"),
+        (("publish", "examples/two-clusters.yaml", "--wait-s", "-1"), "Must be >= 0"),
         (("nope",), "nope"),
         (("get", "Foo", "--nats-url", "nats://127.0.0.1:1"), "the kinds are"),
         (("plan", "-f", "{folder}"), "Is a directory"),
@@ -72,6 +74,8 @@ def test_help_has_an_example_and_explains_every_parameter(command: str, capsys):
     app([command, "--help"])
     text = capsys.readouterr().out
     assert f"meshmark {command}" in text.partition("\n")[2], "an example, beside the usage"
+    code = inspect.getdoc(app[command].default_command).partition("```sh\n")[2].partition("```")[0]
+    assert max(map(len, code.splitlines())) < 79, "a terminal of 80 columns cuts what is longer"
     # A parameter without help shows nothing, or only what its type and default are.
     rows = [row for row in text.splitlines() if re.match(r"│ (\* )? *(-|[A-Z]{3})", row)]
     assert rows

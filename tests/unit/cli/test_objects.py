@@ -10,7 +10,7 @@ import yaml
 
 from schemas import codec, subjects
 from schemas.status import Refusal
-from services.cli.objects import Verdicts, get, publish
+from services.cli.objects import Verdicts, delete, get, publish
 from services.runtime import events
 from services.runtime.messages import Message
 from tests.topologies import cluster, gateway, node, two_clusters
@@ -73,9 +73,41 @@ async def test_without_a_planner_the_wait_ends(broker: StubBroker, wrong_order: 
     assert capsys.readouterr().err.count("no verdict within 0.05 s") == 2
 
 
+async def test_a_deletion_of_what_was_not_there_is_said(broker: StubBroker, capsys):
+    """It is no failure: nothing of that name is in force afterwards. But a typo must not look like a deletion."""
+    broker.admit(*two_clusters())
+    broker.follow = lambda message: [admission(message.sequence)]
+    assert await delete("Endpoint/rome/shop", "Endpoint/rome/shup", nats=broker) == 0
+    assert capsys.readouterr().out.splitlines() == ["Endpoint/rome/shop deleted", "Endpoint/rome/shup was not there"]
+
+
+async def test_what_is_refused_is_found(broker: StubBroker, capsys):
+    """The newest refusal of each object, until something newer of that name is admitted."""
+    broker.messages["a"] = refusal(5)
+    broker.messages["b"] = refusal(7, "no such thing")
+    assert await get(refused=True, output="json", nats=broker) == 0
+    assert [item["reason"] for item in json.loads(capsys.readouterr().out)] == ["no such thing"]
+    assert await get("nodes", "rome/worker-1", refused=True, output="table", nats=broker) == 0
+    assert "$.cluster: no such thing" in capsys.readouterr().out
+    broker.messages["c"] = admission(8)
+    assert await get(refused=True, output="json", nats=broker) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+async def test_a_table_shows_no_python(broker: StubBroker, capsys):
+    """Lists and objects are shown as people write them."""
+    broker.admit(*two_clusters())
+    assert await get(output="table", nats=broker) == 0
+    printed = capsys.readouterr().out
+    assert "podPrefixes=10.200.1.0/24" in printed
+    assert "('" not in printed
+
+
 async def test_objects_are_found_by_kind_and_name(broker: StubBroker, capsys):
     broker.admit(*two_clusters(), gateway("rome", "spare"))
     assert await get("gateways", "rome/spare", output="json", nats=broker) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "spare"
+    assert await get("Gateway/rome/spare", output="json", nats=broker) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "spare"
     assert await get("Node", "worker-1", output="json", nats=broker) == 0
     assert [item["cluster"] for item in json.loads(capsys.readouterr().out)] == ["milan", "rome"]

@@ -94,7 +94,12 @@ def test_flags_win_over_the_environment_over_the_file(tmp_path):
     """The later source wins, and an absent flag does not count."""
     file = tmp_path / "meshmark.toml"
     file.write_text('host = "file"\ncluster = "file"\nresync_s = 7\n')
-    environment = {"MESHMARK_HOST": "environment", "MESHMARK_CLUSTER": "environment", "MESHMARK_PORT": "tcp://10.0.0.1"}
+    environment = {
+        "MESHMARK_HOST": "environment",
+        "MESHMARK_CLUSTER": "environment",
+        "MESHMARK_PORT": "tcp://10.0.0.1",
+        "MESHMARK_SERVICE_HOST": "10.0.0.1",
+    }
     found = load(file, environment, {"host": "flag", "cluster": None})
     assert (found.host, found.cluster, found.resync_s) == ("flag", "environment", 7.0)
 
@@ -109,6 +114,8 @@ def test_flags_win_over_the_environment_over_the_file(tmp_path):
         ({}, {"nats_url": "nats://127.0.0.1:notaport"}, "write it as nats://host:port"),
         ({}, {"nats_url": "nats://a:4222,nats://:4222"}, "write it as nats://host:port"),
         ({}, {"host": "a b"}, "is not a name"),
+        ({}, {"nats_url": "http://127.0.0.1:4222"}, "write it as nats://host:port"),
+        ({"MESHMARK_NATS_ULR": "nats://a:1"}, {}, r"MESHMARK_NATS_ULR: no such setting; did you mean MESHMARK_NATS_URL\?"),
         ({}, {"nonsense": 1}, "no such setting; there are nats_url"),
     ],
 )
