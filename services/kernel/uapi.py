@@ -8,6 +8,7 @@ callers validate, diff and read again. Fails with OSError; the answer's own errn
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -25,6 +26,9 @@ _TIMEOUT_S = 5.0
 _START_S = 10.0
 _POLL_S = 0.01
 _GONE = (errno.ENOENT, errno.ECONNREFUSED, errno.ENODEV)
+_NO_INOTIFY = (
+    "wireguard-go needs an inotify instance for each device, and this user's are used up: raise the sysctl fs.inotify.max_user_instances"
+)
 
 
 class Userspace:
@@ -56,7 +60,8 @@ class Userspace:
         if done.returncode:
             raise OSError(errno.EIO, f"{_PROGRAM} {name} ended with code {done.returncode}; is /dev/net/tun there and allowed?")
         if not _waited(lambda: self._answers(name) and self._link_exists(name), _START_S):
-            raise OSError(errno.ETIMEDOUT, f"{socket_path(name)} did not appear within {_START_S:g} s")
+            why = f"; {_NO_INOTIFY}" if _inotify_is_used_up() else ""
+            raise OSError(errno.ETIMEDOUT, f"{socket_path(name)} did not appear within {_START_S:g} s{why}")
 
     def get(self, name: str) -> DeviceState:
         return decode_device(self._talk(name, "get=1\n\n"))
@@ -68,7 +73,8 @@ class Userspace:
         try:
             self._talk(name, "get=1\n\n")
         except OSError as error:
-            if error.errno in _GONE:
+            # Reset: it ended while it was asked, as one does that cannot start.
+            if error.errno in (*_GONE, errno.ECONNRESET):
                 return False
             raise
         return True
@@ -146,6 +152,16 @@ def decode_device(text: str) -> DeviceState:
 def _peer(fields: dict[str, str], prefixes: set[str]) -> PeerState:
     handshake = int(fields.get("last_handshake_time_sec", "0")) + int(fields.get("last_handshake_time_nsec", "0")) / 1e9
     return PeerState(fields.get("endpoint", ""), frozenset(prefixes), int(fields.get("persistent_keepalive_interval", "0")), handshake)
+
+
+def _inotify_is_used_up() -> bool:
+    """Whether this user can have no more inotify instances: of all that ends wireguard-go as it starts, what it tells nobody."""
+    library = ctypes.CDLL(None, use_errno=True)
+    instance = library.inotify_init1(os.O_CLOEXEC)
+    if instance < 0:
+        return ctypes.get_errno() == errno.EMFILE
+    os.close(instance)
+    return False
 
 
 def _waited(condition: Callable[[], bool], limit_s: float) -> bool:

@@ -93,7 +93,11 @@ async def _tell(story: Story, folder: Folder, topology: Sequence[Topology], *, k
         if not keep:
             await _remove_peering(story, feed)
         same = [node for node in nodes if listing.table(node, "ip", "lab-cni") == tables[node]]
-        story.check("the table of the pods' own network (lab-cni) is what it was on each node", ok=same == nodes, detail=f"{len(same)} of {len(nodes)}")
+        story.check(
+            "the table of the pods' own network (lab-cni) is what it was on each node",
+            ok=same == nodes,
+            detail=f"{len(same)} of {len(nodes)}",
+        )
 
 
 async def _probe(story: Story, feed: Feed) -> None:

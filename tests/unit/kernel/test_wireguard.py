@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import base64
+import errno
 
 import pytest
 from pyroute2.netlink.generic.wireguard import AsyncWireGuard, wgmsg
 
 from schemas.plan import WireguardPeer
 from schemas.values import Endpoint, Key, Prefix
+from services.kernel import uapi
 from services.kernel.curve25519 import clamped, multiply, new_private_key, public_key
 from services.kernel.pyroute import Message
 from services.kernel.transaction import Change
-from services.kernel.uapi import decode_device, encode_changes
+from services.kernel.uapi import Userspace, decode_device, encode_changes
 from services.kernel.wireguard import held_peer, peer_change, raw_key, sorted_prefixes
 from services.kernel.wireguard_device import PeerChange, PeerState
 from services.kernel.wireguard_kernel import decode_device as decode_netlink
@@ -155,3 +157,20 @@ def test_prefixes_are_ordered_by_address() -> None:
 
 def test_keys_are_base64_of_32_bytes() -> None:
     assert len(base64.b64decode(KEY)) == 32
+
+
+def test_what_ends_wireguard_go_as_it_starts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program that starts, resets whoever asks, and tells nobody why, the cause that can be known is named."""
+
+    def reset(name: str, request: str) -> str:
+        raise OSError(errno.ECONNRESET, f"{name}: {request.strip()}")
+
+    monkeypatch.setattr(Userspace, "_talk", staticmethod(reset))
+    monkeypatch.setattr(uapi, "_START_S", 0.05)
+    monkeypatch.setattr(uapi, "_PROGRAM", "true")
+    monkeypatch.setattr(uapi, "_inotify_is_used_up", lambda: True)
+    with pytest.raises(OSError, match=r"fs\.inotify\.max_user_instances"):
+        Userspace(lambda _: True).create("mt.0")
+    monkeypatch.setattr(uapi, "_inotify_is_used_up", lambda: False)
+    with pytest.raises(OSError, match=r"did not appear within 0\.05 s$"):
+        Userspace(lambda _: True).create("mt.0")
