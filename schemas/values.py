@@ -11,14 +11,25 @@ import base64
 import binascii
 import ipaddress
 import re
+import socket
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _QUAD = r"[0-9]{1,3}(\.[0-9]{1,3}){3}"
+_COLONS = r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]*"
 _NUMBER = re.compile(r"[0-9]{1,5}")
 _LAST_PORT = 65535
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+
+Family = Literal[4, 6]
+IPV4: Literal[4] = 4
+IPV6: Literal[6] = 6
+FAMILIES: tuple[Family, ...] = (IPV4, IPV6)
+_BITS = {IPV4: 32, IPV6: 128}
+_MAPPED_BITS = 96
+SOCKET_FAMILY = {IPV4: socket.AF_INET, IPV6: socket.AF_INET6}
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def wire_name(field: str) -> str:
@@ -50,104 +61,219 @@ class Text(str):
 
 
 class Prefix(Text):
-    """An IP prefix in CIDR form; a bare address is a /32. Host bits are refused, never masked silently."""
+    """An IP prefix in CIDR form, of either family; a bare address is a /32 or /128. Host bits are refused, never masked silently.
+
+    Prefixes of two families have nothing in common: they neither overlap nor contain one another.
+    """
 
     __slots__ = ()
-    json_schema: ClassVar[dict[str, Any]] = {"pattern": rf"^{_QUAD}(/[0-9]{{1,2}})?$", "examples": ["10.61.0.0/16"]}
+    json_schema: ClassVar[dict[str, Any]] = {
+        "pattern": rf"^({_QUAD}(/[0-9]{{1,2}})?|{_COLONS}(/[0-9]{{1,3}})?)$",
+        "examples": ["10.61.0.0/16", "fd00:61::/32"],
+    }
 
     @classmethod
     def canonical(cls, value: str) -> str:
-        _, slash, length = value.partition("/")
-        try:
-            if slash and not _NUMBER.fullmatch(length):
-                raise ValueError(length)  # noqa: TRY301 - a netmask, which ipaddress would take, wildcard masks too
-            interface = ipaddress.IPv4Interface(value)
-        except ValueError:
-            msg = f"{value!r} is not an IPv4 prefix; write it like 10.61.0.0/16"
-            raise ValueError(msg) from None
-        if interface.ip != interface.network.network_address:
-            msg = f"{value!r} has host bits set; write {interface.network} for the prefix or {interface.ip}/32 for the address"
-            raise ValueError(msg)
-        return str(interface.network)
+        return _canonical_prefix(value)
+
+    @classmethod
+    def of(cls, packed: bytes, length: int) -> Self:
+        """The prefix of the first `length` bits of an address of 4 or 16 bytes, of which the rest is zero."""
+        return cls(f"{ipaddress.ip_address(packed)}/{length}")
 
     @property
-    def network(self) -> ipaddress.IPv4Network:
-        return _network(str(self))
+    def network(self) -> Network:
+        return ipaddress.ip_network(self)
+
+    @property
+    def family(self) -> Family:
+        return IPV6 if ":" in self else IPV4
 
     @property
     def length(self) -> int:
-        """Number of leading bits that count, 0 to 32."""
-        return self.network.prefixlen
+        """Number of leading bits that count, 0 to 32 or 128."""
+        return _span(self).length
+
+    @property
+    def packed(self) -> bytes:
+        """The first address, 4 or 16 bytes."""
+        return _span(self).first.to_bytes(_BITS[self.family] // 8, "big")
+
+    @property
+    def size(self) -> int:
+        """How many addresses there are."""
+        return 1 << _BITS[self.family] - self.length
+
+    @property
+    def bare(self) -> str:
+        """The prefix without its length where that says nothing: an address for a /32 or /128, as nftables and `ip` print it."""
+        return self.rpartition("/")[0] if self.length == _BITS[self.family] else str(self)
 
     def overlaps(self, other: Prefix) -> bool:
-        return self.network.overlaps(other.network)
+        return self.contains(other) or other.contains(self)
 
     def covers(self, address: Address) -> bool:
-        return ipaddress.IPv4Address(address) in self.network
+        family, first, last, _ = _span(self)
+        of, number = _number(address)
+        return of == family and first <= number <= last
 
     def contains(self, other: Prefix) -> bool:
-        return other.network.subnet_of(self.network)
+        mine, theirs = _span(self), _span(other)
+        return mine.family == theirs.family and mine.first <= theirs.first and theirs.last <= mine.last
 
     def address(self, index: int) -> Address:
         """The address `index` places after the first one; ValueError when the prefix has no such address."""
-        if not 0 <= index < self.network.num_addresses:
+        span = _span(self)
+        if not 0 <= index <= span.last - span.first:
             msg = f"{self} has no address number {index}"
             raise ValueError(msg)
-        return Address(self.network.network_address + index)
+        return Address.of((span.first + index).to_bytes(_BITS[span.family] // 8, "big"))
 
     def translate(self, address: Address, onto: Prefix) -> Address:  # type: ignore[override]
-        """`address`, a member of this prefix, as the member of `onto` with the same host part."""
-        offset = int(ipaddress.IPv4Address(address)) - int(self.network.network_address)
-        return onto.address(offset)
+        """`address`, a member of this prefix, as the member of `onto`, of the same family, with the same host part."""
+        return onto.address(_number(address)[1] - _span(self).first)
 
 
 class Address(Text):
-    """An IP address."""
+    """An IP address of either family, without a zone."""
 
     __slots__ = ()
-    json_schema: ClassVar[dict[str, Any]] = {"pattern": rf"^{_QUAD}$", "format": "ipv4", "examples": ["10.61.0.5"]}
+    json_schema: ClassVar[dict[str, Any]] = {"pattern": rf"^({_QUAD}|{_COLONS})$", "examples": ["10.61.0.5", "fd00:61::5"]}
 
     def __new__(cls, value: object) -> Self:
         return super().__new__(cls, str(value))
 
     @classmethod
     def canonical(cls, value: str) -> str:
-        try:
-            return str(ipaddress.IPv4Address(value))
-        except ValueError:
-            msg = f"{value!r} is not an IPv4 address; write it like 10.61.0.5, without a length"
-            raise ValueError(msg) from None
+        return _canonical_address(value)
+
+    @classmethod
+    def of(cls, packed: bytes) -> Self:
+        """The address of 4 or 16 bytes."""
+        return cls(ipaddress.ip_address(packed))
+
+    @property
+    def family(self) -> Family:
+        return IPV6 if ":" in self else IPV4
+
+    @property
+    def packed(self) -> bytes:
+        """4 or 16 bytes."""
+        return _number(self)[1].to_bytes(_BITS[self.family] // 8, "big")
 
     @property
     def host_prefix(self) -> Prefix:
-        return Prefix(f"{self}/32")
+        return Prefix(f"{self}/{_BITS[self.family]}")
 
 
 class Endpoint(Text):
-    """A UDP endpoint, ``address:port``."""
+    """A UDP endpoint, ``address:port``, or ``[address]:port`` for IPv6."""
 
     __slots__ = ()
-    json_schema: ClassVar[dict[str, Any]] = {"pattern": rf"^{_QUAD}:[0-9]{{1,5}}$", "examples": ["192.0.2.7:51840"]}
+    json_schema: ClassVar[dict[str, Any]] = {
+        "pattern": rf"^({_QUAD}|\[{_COLONS}\]):[0-9]{{1,5}}$",
+        "examples": ["192.0.2.7:51840", "[2001:db8::7]:51840"],
+    }
 
     @classmethod
     def canonical(cls, value: str) -> str:
         host, _, port = value.rpartition(":")
+        is_bracketed = host.startswith("[") and host.endswith("]")
         try:
-            address = ipaddress.IPv4Address(host)
-            if not _NUMBER.fullmatch(port) or not 0 < int(port) <= _LAST_PORT:
-                raise ValueError(port)  # noqa: TRY301 - one text says what is right for both halves
+            address = Address(_canonical_address(host[1:-1] if is_bracketed else host))
+            if is_bracketed != (address.family == IPV6) or not _NUMBER.fullmatch(port) or not 0 < int(port) <= _LAST_PORT:
+                raise ValueError(port)  # noqa: TRY301 - one text says what is right for all parts
         except ValueError:
-            msg = f"{value!r} is not an endpoint; write it like 192.0.2.7:51840"
+            msg = f"{value!r} is not an endpoint; write it like 192.0.2.7:51840 or [2001:db8::7]:51840"
             raise ValueError(msg) from None
-        return f"{address}:{int(port)}"
+        return str(cls.at(address, int(port)))
+
+    @classmethod
+    def at(cls, address: Address, port: int) -> Self:
+        return cls(f"[{address}]:{port}" if address.family == IPV6 else f"{address}:{port}")
 
     @property
     def address(self) -> Address:
-        return Address(self.rpartition(":")[0])
+        return Address(self.rpartition(":")[0].strip("[]"))
+
+    @property
+    def family(self) -> Family:
+        return self.address.family
 
     @property
     def port(self) -> int:
         return int(self.rpartition(":")[2])
+
+
+class _Span(NamedTuple):
+    """A prefix in numbers: its family, first and last address, and length."""
+
+    family: int
+    first: int
+    last: int
+    length: int
+
+
+@lru_cache(maxsize=65536)
+def _span(prefix: str) -> _Span:
+    text, _, length = prefix.partition("/")
+    family, first = _number(text)
+    return _Span(family, first, first | (1 << _BITS[family] - int(length)) - 1, int(length))
+
+
+@lru_cache(maxsize=65536)
+def _number(address: str) -> tuple[int, int]:
+    """Family and number of an address."""
+    family = IPV6 if ":" in address else IPV4
+    return family, int.from_bytes(socket.inet_pton(SOCKET_FAMILY[family], address), "big")
+
+
+@lru_cache(maxsize=4096)
+def _canonical_prefix(value: str) -> str:
+    _, slash, length = value.partition("/")
+    try:
+        if slash and not _NUMBER.fullmatch(length):
+            raise ValueError(length)  # noqa: TRY301 - a netmask, which ipaddress would take, wildcard masks too
+        interface = ipaddress.ip_interface(value)
+    except ValueError:
+        msg = f"{value!r} is not a prefix; write it like 10.61.0.0/16 or fd00:61::/32"
+        raise ValueError(msg) from None
+    if isinstance(interface, ipaddress.IPv6Interface):
+        _refuse_odd_form(value, interface)
+    if interface.ip != interface.network.network_address:
+        whole = interface.ip.max_prefixlen
+        msg = f"{value!r} has host bits set; write {interface.network} for the prefix or {interface.ip}/{whole} for the address"
+        raise ValueError(msg)
+    return str(interface.network)
+
+
+@lru_cache(maxsize=4096)
+def _canonical_address(value: str) -> str:
+    try:
+        address = ipaddress.ip_address(value)
+    except ValueError:
+        msg = f"{value!r} is not an IP address; write it like 10.61.0.5 or fd00:61::5, without a length"
+        raise ValueError(msg) from None
+    if isinstance(address, ipaddress.IPv6Address):
+        _refuse_odd_form(value, address)
+    return str(address)
+
+
+def _refuse_odd_form(value: str, address: ipaddress.IPv6Address | ipaddress.IPv6Interface) -> None:
+    """ValueError for a zone, which means something on one host only, and for IPv4 in IPv6 form, which the kernel does not route."""
+    if address.scope_id is not None:
+        msg = f"{value!r} has a zone; write the address without what follows the %"
+        raise ValueError(msg)
+    if address.ipv4_mapped is None:
+        return
+    if isinstance(address, ipaddress.IPv6Interface):
+        length = address.network.prefixlen - _MAPPED_BITS
+        if length < 0:  # what it has wrong is host bits
+            return
+        msg = f"{value!r} is an IPv4 prefix in IPv6 form; write {ipaddress.ip_interface((address.ipv4_mapped, length)).network}"
+    else:
+        msg = f"{value!r} is an IPv4 address in IPv6 form; write {address.ipv4_mapped}"
+    raise ValueError(msg)
 
 
 class Name(Text):
@@ -199,8 +325,3 @@ class Mac(Text):
             msg = f"{value!r} is not an Ethernet address; write it like 02:00:00:00:00:01"
             raise ValueError(msg)
         return text
-
-
-@lru_cache(maxsize=65536)
-def _network(text: str) -> ipaddress.IPv4Network:
-    return ipaddress.IPv4Network(text)
