@@ -66,8 +66,8 @@ class Kernel(Protocol):
     def write(self, change: Change) -> None:
         """Make one change outside nftables. Doing it twice, or removing what is not there, succeeds.
 
-        A VXLAN link whose VNI or port changes is made again and loses its addresses and routes; a link that is removed takes them and its
-        peers along. Write those again after it.
+        A VXLAN link whose VNI, port or family changes is made again and loses its addresses and routes; a link that is removed takes them
+        and its peers along. Write those again after it.
         """
         ...
 
@@ -84,7 +84,7 @@ class Kernel(Protocol):
         ...
 
     def flows(self) -> Iterable[Flow]:
-        """Connection-tracking entries, IPv4."""
+        """Connection-tracking entries of both families."""
         ...
 
     def drop_flows(self, flows: Iterable[Flow]) -> int:

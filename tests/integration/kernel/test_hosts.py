@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.plan import LinkAddress, PlanObject, VxlanLink, WireguardLink, WireguardPeer
-from schemas.values import Address, Endpoint, Mac, Prefix
+from schemas.values import IPV6, Address, Endpoint, Mac, Prefix
 from services.kernel.events import listening, route_events
 from services.kernel.netlink import NETLINK_ROUTE
 from services.kernel.port import Flow
@@ -259,6 +259,30 @@ def test_an_icmp_flow_is_read_and_dropped(machine: LinuxMachine) -> None:
     assert found.source_port == 0x1234
     assert machine.kernel.drop_flows([found]) == 1
     assert flows(machine, socket.IPPROTO_ICMP, 8 << 8) == []
+
+
+@pytest.mark.parametrize("protocol", [socket.IPPROTO_UDP, socket.IPPROTO_ICMPV6])
+def test_ipv6_flows_are_read_and_dropped(machine: LinuxMachine, protocol: int) -> None:
+    """By their addresses and ports, or an echo's identifier, beside an IPv4 flow that stays."""
+    machine.run(TRACKED.replace("table ip z", "table inet z").replace("ip z c", "inet z c"))
+
+    def speak() -> None:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM if protocol == socket.IPPROTO_UDP else socket.SOCK_RAW, protocol) as sender:
+            echo = struct.pack(">BBHHH", 128, 0, 0, 0x1234, 1)
+            sender.sendto(b"x" if protocol == socket.IPPROTO_UDP else echo, ("::1", 9001 if protocol == socket.IPPROTO_UDP else 0))
+
+    machine._thread.submit(speak).result(10)
+    machine._thread.submit(send, 9001).result(10)
+    [found] = [flow for flow in machine.kernel.flows() if flow.source.family == IPV6 and flow.protocol == protocol]
+    assert (found.source, found.destination) == ("::1", "::1")
+    assert (
+        found.destination_port == 9001
+        if protocol == socket.IPPROTO_UDP
+        else (found.source_port, found.destination_port) == (0x1234, 128 << 8)
+    )
+    assert machine.kernel.drop_flows([found, found]) == 1
+    assert found not in machine.kernel.flows()
+    assert flows(machine, socket.IPPROTO_UDP, 9001)
 
 
 TRACKED_BY = "add chain ip z c {{ type filter hook output priority {0}; }}; add rule ip z c {1}"
