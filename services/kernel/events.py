@@ -6,7 +6,8 @@ lost when the kernel's buffer or the queue here runs over; that is said by an ev
 
 nftables names the committing process (NEWGEN), once for each transaction; transactions that touch no own table are left out. rtnetlink
 carries the sender's port, which is the process's number for its first socket, and holds it for sockets of libnl and pyroute2: a suspicion,
-no proof. A link that goes down takes its IPv4 routes along without a message: an event of layer ``link`` concerns routes too.
+no proof. A link that goes down takes its IPv4 routes along without a message (IPv6 ones with one): an event of layer ``link`` concerns
+routes too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ EventLayer = Literal["nft", "link", "address", "rule", "route", "all"]
 
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _NFT_GROUP = 7
-_ROUTE_GROUPS = (1, 5, 7, 8)  # RTNLGRP_LINK, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE
+_ROUTE_GROUPS = (1, 5, 7, 8, 9, 11, 19)  # RTNLGRP_LINK, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE
 _ROUTE_LAYERS: dict[int, tuple[EventLayer, str]] = {
     16: ("link", "new"),
     17: ("link", "delete"),

@@ -58,6 +58,10 @@ def test_transactions_on_other_tables_are_left_out(machine: LinuxMachine) -> Non
     [
         ("ip route add blackhole 10.9.0.0/16", "route", "new"),
         ("ip rule add pref 77 lookup 9", "rule", "new"),
+        ("ip -6 route add blackhole fd00:9::/32", "route", "new"),
+        ("ip -6 route add blackhole fd00:9::/32; ip -6 route del blackhole fd00:9::/32", "route", "delete"),
+        ("ip -6 rule add pref 77 lookup 9", "rule", "new"),
+        ("ip addr add fd00:4::1/64 dev lo", "address", "new"),
         ("ip link add mo.e0 type bridge", "link", "new"),
         ("ip addr add 10.4.0.1/24 dev lo", "address", "new"),
         ("ip addr del 10.4.0.1/24 dev lo || true; ip addr add 10.4.0.2/24 dev lo; ip addr del 10.4.0.2/24 dev lo", "address", "delete"),
