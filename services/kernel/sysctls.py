@@ -3,9 +3,9 @@
 Owns the sysctls whose value it changed. The kernel keeps no owner for them, so the value from before the first change is kept in
 ``<state_dir>/sysctls.json``, written with fsync and rename *before* the change, and given back on removal; the file is all that is needed
 after a restart. A sysctl that had the wanted value already is never written and never owned. Turning forwarding on or off makes the
-kernel set other sysctls too (inet_forward_change in net/ipv4/devinet.c): what those were is kept and given back as well. Fails with
-Permanent where /proc/sys is read-only (as in most containers) and names what to set outside; with Waiting where the interface that a
-name speaks of is not there yet.
+kernel set other sysctls too (inet_forward_change in net/ipv4/devinet.c, addrconf_fixup_forwarding in net/ipv6/addrconf.c): what those were
+is kept and given back as well. Fails with Permanent where /proc/sys is read-only (as in most containers) and names what to set outside;
+with Waiting where the interface that a name speaks of is not there yet.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from services.runtime.errors import MeshmarkError, Permanent, Waiting
 
 _PROC = Path("/proc/sys")
 _PER_LINK = ("conf", "neigh")
-_FORWARDING = "net/ipv4/ip_forward"
-_CONF = "net/ipv4/conf"
+_FORWARDING = {"net/ipv4/ip_forward": "net/ipv4/conf", "net/ipv6/conf/all/forwarding": "net/ipv6/conf"}
+"""Switches of forwarding, and where the kernel keeps what follows them by link."""
 _ALONG = " > "
 """Between a sysctl and another one that the kernel sets along with it, in the names under which old values are kept."""
 
@@ -80,10 +80,12 @@ class Sysctls:
 
     def _set_along(self, name: str, held: str) -> dict[str, str]:
         """What the kernel sets besides `name`, as it is now, where giving `name` its value `held` back would not lead there."""
-        if name != _FORWARDING:
+        conf = _FORWARDING.get(name)
+        if conf is None:
             return {}
-        left = {f"{_CONF}/{link.name}/forwarding": held for link in (self._proc / _CONF).glob("*") if link.name != "all"}
-        left[f"{_CONF}/all/accept_redirects"] = "1" if held == "0" else "0"
+        left = {f"{conf}/{link.name}/forwarding": held for link in (self._proc / conf).glob("*") if link.name != "all"}
+        if conf == "net/ipv4/conf":
+            left[f"{conf}/all/accept_redirects"] = "1" if held == "0" else "0"
         values = {other: self._value(other) for other in left}
         return {f"{name}{_ALONG}{other}": value for other, value in sorted(values.items()) if value not in (None, left[other])}
 

@@ -43,6 +43,20 @@ def test_a_kept_sysctl_is_found_without_being_wanted(tmp_path: Path, proc: Path,
     assert Sysctls(tmp_path, proc).read({}) == {FORWARD.key: FORWARD}
 
 
+def test_ipv6_forwarding_is_given_back_link_by_link(proc: Path, sysctls: Sysctls) -> None:
+    """The kernel sets every link's switch with the one for all; a link that forwarded before does so afterwards, and no other."""
+    item = Sysctl("net/ipv6/conf/all/forwarding", "1")
+    for link, value in {"all": "0", "eth0": "1", "eth1": "0"}.items():
+        (proc / f"net/ipv6/conf/{link}").mkdir(parents=True)
+        (proc / f"net/ipv6/conf/{link}/forwarding").write_text(value)
+    sysctls.write(Change(None, item))
+    for link in ("all", "eth0", "eth1"):
+        (proc / f"net/ipv6/conf/{link}/forwarding").write_text("0")  # as the kernel will do when all of them is switched off
+    (proc / item.name).write_text("1")
+    sysctls.write(Change(item, None))
+    assert [(proc / f"net/ipv6/conf/{link}/forwarding").read_text() for link in ("all", "eth0", "eth1")] == ["0", "1", "0"]
+
+
 def test_white_space_is_no_difference(sysctls: Sysctls, proc: Path) -> None:
     item = Sysctl("net/ipv4/tcp_rmem", "4096  131072 6291456")
     before = (proc / item.name).read_text()
