@@ -10,14 +10,18 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from schemas.values import IPV4, Family
+
 _VALUE = {"frozen": True, "rename": "camel", "tag_field": "kind"}  # defaults are written: see schemas.plan
 
 Hook = Literal["prerouting", "input", "forward", "output", "postrouting"]
 ChainType = Literal["filter", "nat", "route"]
-DataType = Literal["ipv4_addr", "ifname", "verdict", "inet_service", "mark"]
+DataType = Literal["ipv4_addr", "ipv6_addr", "ifname", "verdict", "inet_service", "mark"]
 Selector = Literal[
     "ip saddr",
     "ip daddr",
+    "ip6 saddr",
+    "ip6 daddr",
     "iifname",
     "oifname",
     "meta mark",
@@ -72,7 +76,7 @@ class SetMark(Struct, **_VALUE, tag="mark"):
 
 
 class Nat(Struct, **_VALUE, tag="nat"):
-    """Translate the source (snat) or destination (dnat) address by looking the address itself up in `map`.
+    """Translate the source (snat) or destination (dnat) address of packets of a family by looking the address itself up in `map`.
 
     With `prefix`, the map's values are prefixes as long as its keys, and the host part is kept.
     """
@@ -80,6 +84,7 @@ class Nat(Struct, **_VALUE, tag="nat"):
     nat: Literal["snat", "dnat"]
     map: str
     prefix: bool = True
+    family: Family = IPV4
 
 
 class Notrack(Struct, **_VALUE, tag="notrack"):

@@ -14,7 +14,7 @@ from msgspec import Struct
 from schemas import codec
 from schemas.nft import ChainType, DataType, Hook, Rule
 from schemas.topology import DriftPolicy
-from schemas.values import Address, Endpoint, Key, Mac, Name, Prefix
+from schemas.values import IPV4, IPV6, Address, Endpoint, Family, Key, Mac, Name, Prefix
 
 # Defaults are written, not omitted: msgspec omits a default by identity, so that equal objects would have unequal bytes and digests.
 _VALUE = {"frozen": True, "rename": "camel", "tag_field": "kind"}
@@ -28,6 +28,8 @@ OWN_ALIAS = "meshmark"
 MAIN_TABLE = 254
 GUARD_METRIC = 4278198272
 """Metric of routes that only stand in when nothing better does: any other route wins."""
+IPV6_METRIC = 1024
+"""What the kernel makes of the metric 0 of an IPv6 route."""
 
 
 class Sysctl(Struct, **_VALUE, tag="sysctl"):
@@ -44,7 +46,7 @@ class Sysctl(Struct, **_VALUE, tag="sysctl"):
 
 
 class VxlanLink(Struct, **_VALUE, tag="vxlan"):
-    """A point-to-point VXLAN device from `local` to `remote`, UDP port `port`, without learning. `mtu` in bytes."""
+    """A point-to-point VXLAN device from `local` to `remote`, of one family, UDP port `port`, without learning. `mtu` in bytes."""
 
     name: str
     vni: int
@@ -93,7 +95,10 @@ class WireguardPeer(Struct, **_VALUE, tag="peer"):
 
 
 class LinkAddress(Struct, **_VALUE, tag="address"):
-    """An address with its prefix length on one of our links."""
+    """An address with its prefix length on one of our links. Usable at once: duplicates are not looked for.
+
+    The kernel gives links IPv6 link-local addresses by itself: such an address is ours only where a plan names it.
+    """
 
     link: str
     address: Address
@@ -116,7 +121,7 @@ class NextHop(Struct, frozen=True, rename="camel"):
 
 
 class Route(Struct, **_VALUE, tag="route"):
-    """An IPv4 route. `hops` is empty for every type but unicast."""
+    """A route of the family of its prefix. `hops` is empty for every type but unicast; several IPv6 hops need a `via` each."""
 
     table: int
     prefix: Prefix
@@ -128,7 +133,12 @@ class Route(Struct, **_VALUE, tag="route"):
 
     @property
     def key(self) -> str:
-        return f"route {self.table} {self.prefix} {self.metric}"
+        return f"route {self.table} {self.prefix} {self.kernel_metric}"
+
+    @property
+    def kernel_metric(self) -> int:
+        """The metric under which the kernel holds the route."""
+        return self.metric or (IPV6_METRIC if self.prefix.family == IPV6 else 0)
 
     @property
     def is_guard(self) -> bool:
@@ -137,7 +147,7 @@ class Route(Struct, **_VALUE, tag="route"):
 
 
 class PolicyRule(Struct, **_VALUE, tag="rule"):
-    """An IPv4 policy rule: packets that match all that is given look `table` up."""
+    """A policy rule of one family, that of `to` where that is given: packets that match all that is given look `table` up."""
 
     priority: int
     table: int
@@ -145,12 +155,14 @@ class PolicyRule(Struct, **_VALUE, tag="rule"):
     mask: int = 0
     iif: str = ""
     to: Prefix | None = None
+    family: Family = IPV4
 
     layer = "rule"
 
     @property
     def key(self) -> str:
-        return f"rule {self.priority} fwmark {self.fwmark:#x}/{self.mask:#x} iif {self.iif or '-'} to {self.to or '-'}"
+        family = "inet6 " if self.family == IPV6 else ""
+        return f"rule {family}{self.priority} fwmark {self.fwmark:#x}/{self.mask:#x} iif {self.iif or '-'} to {self.to or '-'}"
 
 
 class NftTable(Struct, **_VALUE, tag="table"):

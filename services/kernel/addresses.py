@@ -1,20 +1,20 @@
-"""IPv4 addresses on own links.
+"""Addresses of both families on own links.
 
-Owns every IPv4 address on a link of ours: found after a restart through the link's alias. An address on anybody else's link is
-never listed, and writing one is a Conflict. Fails with Waiting while the link is not there.
+Owns every address on a link of ours, found after a restart through the link's alias, but for IPv6 link-local ones that no plan names: those
+are the kernel's. An address on anybody else's link is never listed, and writing one is a Conflict. Fails with Waiting while the link is
+not there. IPv6 addresses are made without the search for duplicates, in which they would be of no use for a second or more.
 """
 
 from __future__ import annotations
 
 import errno
-import socket
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from pyroute2.netlink.rtnl import RTM_GETADDR
-from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_NODAD, ifaddrmsg
 
 from schemas.plan import LinkAddress
-from schemas.values import Address
+from schemas.values import IPV6, SOCKET_FAMILY, Address, Prefix
 from services.kernel.failures import mapped, unreadable
 from services.kernel.links import Device
 from services.kernel.netlink import NetlinkError
@@ -22,26 +22,30 @@ from services.kernel.pyroute import Connection
 from services.kernel.transaction import Change
 from services.runtime.errors import Conflict, Permanent, Waiting
 
+_LINK_LOCAL = Prefix("fe80::/10")
+
 
 class Addresses:
-    """IPv4 addresses of the devices given with each call."""
+    """Addresses of the devices given with each call."""
 
     def __init__(self, netlink: Connection) -> None:
         self._netlink = netlink
 
-    def read(self, devices: Mapping[str, Device]) -> dict[str, LinkAddress]:
+    def read(self, devices: Mapping[str, Device], wanted: Container[str]) -> dict[str, LinkAddress]:
+        """Own addresses by key; link-local ones only where their key is wanted."""
         names = {device.index: device.name for device in devices.values() if device.is_own}
         try:
-            messages = self._netlink.dump(_ipv4, RTM_GETADDR)
+            messages = self._netlink.dump(ifaddrmsg, RTM_GETADDR)
         except NetlinkError as error:
             raise unreadable(error, "addresses") from error
         found = {}
         for message in messages:
             index = message.field("index")
-            if index in names:
-                address = message.text("IFA_LOCAL") or message.text("IFA_ADDRESS")
-                item = LinkAddress(names[index], Address(address), message.field("prefixlen"))
-                found[item.key] = item
+            if index in names and message.field("family") in SOCKET_FAMILY.values():
+                address = Address(message.text("IFA_LOCAL") or message.text("IFA_ADDRESS"))
+                item = LinkAddress(names[index], address, message.field("prefixlen"))
+                if item.key in wanted or not _LINK_LOCAL.covers(address):
+                    found[item.key] = item
         return found
 
     def write(self, change: Change, device: Device | None) -> None:
@@ -58,14 +62,13 @@ class Addresses:
             msg = f"{change.key}: link {item.link} is not ours"
             raise Conflict(msg)
         verb = "del" if change.new is None else "replace"
+        named = {"index": device.index, "address": item.address, "prefixlen": item.length, "family": SOCKET_FAMILY[item.address.family]}
+        named |= {"flags": IFA_F_NODAD} if item.address.family == IPV6 else {"local": item.address}
         try:
-            self._netlink.call("addr", verb, index=device.index, address=item.address, local=item.address, prefixlen=item.length)
+            self._netlink.call("addr", verb, **named)
         except NetlinkError as error:
+            if change.new is not None and error.errno == errno.EACCES and item.address.family == IPV6:
+                msg = f"{change.key}: IPv6 is switched off on {item.link}; set net/ipv6/conf/default/disable_ipv6 to 0"
+                raise Permanent(msg) from error
             if change.new is not None or error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):
                 raise mapped(error, f"{change.verb} {change.key}", f"link {item.link}") from error
-
-
-def _ipv4() -> ifaddrmsg:
-    message = ifaddrmsg()
-    message["family"] = socket.AF_INET
-    return message

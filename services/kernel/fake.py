@@ -26,10 +26,11 @@ from schemas.plan import (
     WireguardPeer,
 )
 from schemas.status import Capabilities
-from schemas.values import Key
+from schemas.values import IPV6, Key
 from services.kernel.curve25519 import public_key
 from services.kernel.fake_nft import committed, listed
 from services.kernel.port import ALL_LAYERS, Flow
+from services.kernel.routes import in_kernel_form
 from services.kernel.sysctls import normal
 from services.kernel.transaction import Change, Held, Listed, Marker, Observed
 from services.kernel.wireguard import sorted_prefixes
@@ -181,6 +182,9 @@ class FakeKernel:
         if bool(wanted.hops) != (wanted.type == "unicast"):
             msg = f"{wanted.key}: a unicast route needs next hops, and no other route has any"
             raise Permanent(msg)
+        if wanted.prefix.family == IPV6 and len(wanted.hops) > 1 and not all(hop.via for hop in wanted.hops):
+            msg = f"{wanted.key}: each of several IPv6 next hops needs an address"
+            raise Permanent(msg)
         for hop in wanted.hops:
             if hop.link not in self.host.links() or isinstance(self.host.objects.get(f"link {hop.link}"), Listed):
                 msg = f"{wanted.key}: link {hop.link} is not there or down"
@@ -188,15 +192,15 @@ class FakeKernel:
             if hop.via is not None and not hop.onlink and not self._reaches(hop.link, hop.via):
                 msg = f"{wanted.key}: next hop {hop.via} cannot be reached by {hop.link}"
                 raise Waiting(msg, f"link {hop.link}")
-        self.host.objects[wanted.key] = wanted
+        self.host.objects[wanted.key] = in_kernel_form(wanted)
 
     def _reaches(self, link: str, via: str) -> bool:
         networks = [
-            ipaddress.IPv4Interface(f"{item.address}/{item.length}").network
+            ipaddress.ip_interface(f"{item.address}/{item.length}").network
             for item in self.host.objects.values()
             if isinstance(item, LinkAddress) and item.link == link
         ]
-        return any(ipaddress.IPv4Address(via) in network for network in networks)
+        return any(ipaddress.ip_address(via) in network for network in networks)
 
     def _need_link(self, key: str, link: str) -> None:
         if f"link {link}" in self.host.foreign or link == "lo":
@@ -220,12 +224,16 @@ class FakeKernel:
             self.host.objects.pop(change.key, None)
 
     def _remove_link(self, name: str) -> None:
-        """A link takes its addresses, peers and routes along; a route over several links goes with the first of them."""
+        """A link takes its addresses, peers and routes along; an IPv4 route over several links goes with the first, of IPv6 one its hop."""
         if self.host.objects.pop(f"link {name}", None) is None:
             return
         for key, item in list(self.host.objects.items()):
             member = isinstance(item, LinkAddress | WireguardPeer) and item.link == name
-            if member or (isinstance(item, Route) and any(hop.link == name for hop in item.hops)):
+            hops = item.hops if isinstance(item, Route) else ()
+            left = tuple(hop for hop in hops if hop.link != name)
+            if isinstance(item, Route) and item.prefix.family == IPV6 and hops != left and left:
+                self.host.objects[key] = replace(item, hops=left)
+            elif member or hops != left:
                 del self.host.objects[key]
 
     # Sysctls and normal forms --------------------------------------------------------------------------------------------------------
@@ -250,6 +258,8 @@ class FakeKernel:
         match item:
             case Sysctl():
                 return Sysctl(item.name, normal(item.value))
+            case Route():
+                return in_kernel_form(item)
             case WireguardLink():
                 return replace(item, public_key=self._public)
             case WireguardPeer():
@@ -262,5 +272,5 @@ def _changes_in_place(held: Held, wanted: VxlanLink | WireguardLink) -> bool:
     if isinstance(held, Listed):  # a device that is down
         return True
     if isinstance(held, VxlanLink) and isinstance(wanted, VxlanLink):
-        return (held.vni, held.port) == (wanted.vni, wanted.port)
+        return (held.vni, held.port, held.local.family) == (wanted.vni, wanted.port, wanted.local.family)
     return isinstance(held, WireguardLink) and isinstance(wanted, WireguardLink)

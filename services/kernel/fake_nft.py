@@ -6,11 +6,11 @@ busy objects are a Conflict) in the order in which ``nft.text`` writes a batch; 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
 from schemas.nft import Verdict
 from schemas.plan import NftChain, NftElement, NftSet, NftTable
+from schemas.values import Prefix
 from services.kernel.nft.listing import canonical_element
 from services.kernel.nft.statements import rule_text
 from services.kernel.nft.text import header
@@ -128,7 +128,7 @@ def _check_element(result: Objects, item: NftElement) -> None:
         msg = f"{item.key} is there with value {present.value}"
         raise Conflict(msg)
     parent = result[key]
-    if present is None and isinstance(parent, NftSet) and parent.interval and parent.key_type == "ipv4_addr":
+    if present is None and isinstance(parent, NftSet) and parent.interval and parent.key_type in ("ipv4_addr", "ipv6_addr"):
         for other in _elements(result, item.table, item.set):
             if _overlap(item.element, other.element):
                 msg = f"{item.key} overlaps with {other.element}"
@@ -138,7 +138,7 @@ def _check_element(result: Objects, item: NftElement) -> None:
 def _overlap(one: str, other: str) -> bool:
     if "-" in one or "-" in other:
         return False
-    return ipaddress.IPv4Network(one).overlaps(ipaddress.IPv4Network(other))
+    return Prefix.parse(one).overlaps(Prefix.parse(other))
 
 
 def _remove(result: Objects, members: Sequence[Change]) -> None:

@@ -4,8 +4,8 @@ Owns every link whose alias (IFLA_IFALIAS) is ``meshmark``; that is also how the
 with its alias in one message, so a link is set up only after it has got its alias: one that is down, has no alias and is exactly what was
 wanted is a remainder of a kill between the two messages, and is adopted. Any other link of that name is a Conflict.
 
-MTU, MAC and the two ends change in place; VNI and port cannot, the device is made again and loses its addresses and routes: write those
-again after it. A device that is down, learns, or is of another kind is `Listed`, which is always a difference.
+MTU, MAC and the two ends change in place; VNI, port and family cannot, the device is made again and loses its addresses and routes: write
+those again after it. A device that is down, learns, or is of another kind is `Listed`, which is always a difference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ifinfmsg.plugins.vxlan import vxlan
 
 from schemas.plan import OWN_ALIAS, VxlanLink
-from schemas.values import Address, Mac
+from schemas.values import IPV4, IPV6, Address, Mac
 from services.kernel.failures import mapped, unreadable
 from services.kernel.netlink import NetlinkError
 from services.kernel.pyroute import Connection, Library, Message, choosing
@@ -27,7 +27,8 @@ from services.kernel.transaction import Change, Held, Listed
 from services.runtime.errors import Conflict
 
 _UP = 0x1
-_VXLAN = choosing(vxlan, ("IFLA_VXLAN_ID", "IFLA_VXLAN_GROUP", "IFLA_VXLAN_LOCAL", "IFLA_VXLAN_LEARNING", "IFLA_VXLAN_PORT"))
+_ENDS = {IPV4: ("IFLA_VXLAN_LOCAL", "IFLA_VXLAN_GROUP"), IPV6: ("IFLA_VXLAN_LOCAL6", "IFLA_VXLAN_GROUP6")}
+_VXLAN = choosing(vxlan, ("IFLA_VXLAN_ID", *_ENDS[IPV4], *_ENDS[IPV6], "IFLA_VXLAN_LEARNING", "IFLA_VXLAN_PORT"))
 _LINK_INFO = choosing(ifinfmsg.ifinfo, ("IFLA_INFO_KIND", "IFLA_INFO_DATA"), data_map={"vxlan": _VXLAN})
 _LINK = choosing(ifinfmsg, ("IFLA_ADDRESS", "IFLA_IFNAME", "IFLA_MTU", "IFLA_LINKINFO", "IFLA_IFALIAS"), ifinfo=_LINK_INFO)
 
@@ -161,24 +162,25 @@ def held_vxlan(device: Device) -> Held | None:
     key = f"link {device.name}"
     if not device.up:
         return Listed("link", key, "down")
-    return device.vxlan or Listed("link", key, "a VXLAN device that learns, or without IPv4 ends")
+    return device.vxlan or Listed("link", key, "a VXLAN device that learns, or without two ends")
 
 
 def _is_adoptable(device: Device, wanted: VxlanLink) -> bool:
     """True for a device that can become what is wanted in place: ours, or a half-made one that nobody else can have meant."""
     held = device.vxlan
-    if held is None or (held.vni, held.port) != (wanted.vni, wanted.port):
+    if held is None or (held.vni, held.port, held.local.family) != (wanted.vni, wanted.port, wanted.local.family):
         return False
     return device.is_own or (held == wanted and not device.up and not device.alias)
 
 
 def _changeable(wanted: VxlanLink) -> dict[str, object]:
     """What may be told to a device that is there; the kernel refuses to be told the port again."""
+    family = "6" if wanted.local.family == IPV6 else ""
     return {
         "kind": "vxlan",
         "vxlan_id": wanted.vni,
-        "vxlan_local": wanted.local,
-        "vxlan_group": wanted.remote,
+        f"vxlan_local{family}": wanted.local,
+        f"vxlan_group{family}": wanted.remote,
         "vxlan_learning": 0,
     }
 
@@ -192,8 +194,9 @@ def _decode(message: Message) -> Device:
 
 
 def _vxlan(data: Message, name: str, mac: str, mtu: int) -> VxlanLink | None:
-    local, remote = data.text("IFLA_VXLAN_LOCAL"), data.text("IFLA_VXLAN_GROUP")
-    if not local or not remote or data.number("IFLA_VXLAN_LEARNING"):
+    ends = [(data.text(local), data.text(remote)) for local, remote in _ENDS.values()]
+    local, remote = next((pair for pair in ends if all(pair)), ("", ""))
+    if not local or data.number("IFLA_VXLAN_LEARNING"):
         return None
     vni, port = data.number("IFLA_VXLAN_ID"), data.number("IFLA_VXLAN_PORT")
     return VxlanLink(name, vni, Address(local), Address(remote), Mac(mac), mtu, port)

@@ -35,7 +35,7 @@ from services.kernel.nft.engine import LibNftables, NftEngine
 from services.kernel.nft.reference import Reference
 from services.kernel.port import ALL_LAYERS, Flow
 from services.kernel.pyroute import Library
-from services.kernel.routes import Routes
+from services.kernel.routes import Routes, in_kernel_form
 from services.kernel.rules import Rules
 from services.kernel.sysctls import Sysctls, normal
 from services.kernel.transaction import Change, Held, Listed, Marker, Observed
@@ -89,7 +89,7 @@ class LinuxKernel:
             vxlan = {f"link {item.name}": held for item in own if (held := held_vxlan(item)) is not None}
             found |= unknown | vxlan | self._wireguard.read_links(devices)
         if "address" in layers:
-            found.update(self._addresses.read(devices))
+            found.update(self._addresses.read(devices, wanted))
         if "wireguard" in layers:
             found |= self._wireguard.read_peers(devices, wanted, time.time())
         if "nft" in layers:
@@ -154,6 +154,8 @@ class LinuxKernel:
         match item:
             case Sysctl():
                 return Sysctl(item.name, normal(item.value))
+            case Route():
+                return in_kernel_form(item)
             case WireguardLink():
                 return replace(item, public_key=self._keys.public())
             case WireguardPeer():

@@ -1,9 +1,13 @@
-"""IPv4 routes, in any table.
+"""Routes of both families, in any table.
 
 Owns every route of protocol 77; that is how they are found after a restart. A route is made with NLM_F_EXCL: where one of the same table,
 prefix and metric is there already, it is replaced (one message, no packet lost) if it is ours, and is a Conflict if it is not.
 Fails with Waiting while a link is missing or down, or a next hop cannot be reached. A route of ours with something that no plan can say
 (a source, a metric on the MTU, a type of service) is `Listed`.
+
+What IPv6 does otherwise: a route without a metric gets one; several routes of one prefix and metric may be there (appended by somebody),
+which is `Listed`, and writing the wanted one removes the others after it; a route that does not forward names ``lo``; a link that goes
+takes only its own hop out of a route.
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ import socket
 import struct
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from schemas.plan import OWN_PROTOCOL, NextHop, Route
-from schemas.values import Address, Prefix
+from schemas.values import FAMILIES, IPV6, SOCKET_FAMILY, Address, Family, Prefix
 from services.kernel.failures import mapped, unreadable
 from services.kernel.links import Device
 from services.kernel.netlink import (
@@ -36,7 +42,8 @@ _NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
 _INFO = struct.Struct("=BBBBBBBBI")
 _HOP = struct.Struct("=HBBi")
 _DST, _OIF, _GATEWAY, _PRIORITY, _MULTIPATH, _TABLE = 1, 4, 5, 6, 9, 15
-_KNOWN = {_DST, _OIF, _GATEWAY, _PRIORITY, _MULTIPATH, _TABLE, 12}  # 12: RTA_CACHEINFO
+_KNOWN = {_DST, _OIF, _GATEWAY, _PRIORITY, _MULTIPATH, _TABLE, 12, 20}  # RTA_CACHEINFO, RTA_PREF
+_ANYWHERE = {socket.AF_INET: bytes(4), socket.AF_INET6: bytes(16)}
 _ONLINK = 0x4
 _SCOPE_UNIVERSE, _SCOPE_LINK, _SCOPE_NOWHERE = 0, 253, 255
 _TYPES = {"unicast": 1, "blackhole": 6, "unreachable": 7, "throw": 9}
@@ -44,21 +51,25 @@ _TYPE_NAMES = {number: name for name, number in _TYPES.items()}
 
 
 class Routes:
-    """Own IPv4 routes. The devices given with each call turn names into interface numbers and back; a write needs those of its hops."""
+    """Own routes. The devices given with each call turn names into interface numbers and back; a write needs those of its hops."""
 
     def __init__(self, netlink: NetlinkSocket) -> None:
         self._netlink = netlink
 
     def read(self, devices: Mapping[str, Device]) -> dict[str, Held]:
         names = {device.index: device.name for device in devices.values()}
-        return {item.key: item for item in (_decode(body, names) for body in self._dump())}
+        found: dict[str, Held] = {}
+        for family in FAMILIES:
+            for item in (_decode(body, names) for body in self._dump(family)):
+                found[item.key] = Listed("route", item.key, "the same route more than once") if item.key in found else item
+        return found
 
-    def _held(self, wanted: Route, devices: Mapping[str, Device]) -> Held | None:
-        """The own route with the key of the wanted one."""
+    def _held(self, wanted: Route, devices: Mapping[str, Device]) -> list[tuple[bytes, Held]]:
+        """The own routes with the key of the wanted one."""
         names = {device.index: device.name for device in devices.values()}
-        length, packed = wanted.prefix.length, wanted.prefix.network.network_address.packed
-        near = (body for body in self._dump(wanted.table) if body[1] == length and (not length or packed in body))
-        return next((item for item in (_decode(body, names) for body in near) if item.key == wanted.key), None)
+        length, packed = wanted.prefix.length, wanted.prefix.packed
+        near = (body for body in self._dump(wanted.prefix.family, wanted.table) if body[1] == length and (not length or packed in body))
+        return [(body, item) for body, item in ((body, _decode(body, names)) for body in near) if item.key == wanted.key]
 
     def write(self, change: Change, devices: Mapping[str, Device]) -> None:
         if isinstance(change.new, Route):
@@ -67,9 +78,10 @@ class Routes:
             self._delete(_route_body(change.old, {}, bare=True), change.key)
         else:
             names = {device.index: device.name for device in devices.values()}
-            for body in self._dump():
-                if _decode(body, names).key == change.key:
-                    self._delete(body, change.key)
+            for family in FAMILIES:
+                for body in self._dump(family):
+                    if _decode(body, names).key == change.key:
+                        self._delete(body, change.key)
 
     def _put(self, wanted: Route, devices: Mapping[str, Device]) -> None:
         missing = [hop.link for hop in wanted.hops if hop.link not in devices or not devices[hop.link].up]
@@ -87,16 +99,24 @@ class Routes:
             self._replace(wanted, body, devices, waiting_for)
 
     def _replace(self, wanted: Route, body: bytes, devices: Mapping[str, Device], waiting_for: str) -> None:
-        held = self._held(wanted, devices)
-        if held is None:
+        held = [item for _, item in self._held(wanted, devices)]
+        if not held:
             msg = f"{wanted.key}: there is a route of another owner; remove it or give ours another metric"
             raise Conflict(msg)
-        if held == wanted:
+        if held == [in_kernel_form(wanted)]:
             return
         try:
             self._netlink.request(_NEWROUTE, body, CREATE | REPLACE)
         except NetlinkError as error:
             raise _explained(error, wanted, waiting_for) from error
+        if len(held) > 1:
+            self._delete_others(wanted, devices)
+
+    def _delete_others(self, wanted: Route, devices: Mapping[str, Device]) -> None:
+        """Leave the wanted route alone under its key."""
+        for body, item in self._held(wanted, devices):
+            if item != in_kernel_form(wanted):
+                self._delete(body, wanted.key)
 
     def _delete(self, body: bytes, key: str) -> None:
         try:
@@ -105,9 +125,10 @@ class Routes:
             if error.errno not in (errno.ESRCH, errno.ENODEV):
                 raise mapped(error, f"remove {key}") from error
 
-    def _dump(self, table: int = 0) -> list[bytes]:
-        """Bodies of all own IPv4 routes, or of one table's; the kernel filters where it can."""
-        body = _INFO.pack(socket.AF_INET, 0, 0, 0, 0, OWN_PROTOCOL, 0, 0, 0)
+    def _dump(self, family: Family, table: int = 0) -> list[bytes]:
+        """Bodies of all own routes of a family, or of one table's; the kernel filters where it can."""
+        number = SOCKET_FAMILY[family]
+        body = _INFO.pack(number, 0, 0, 0, 0, OWN_PROTOCOL, 0, 0, 0)
         if table:
             body += attribute(_TABLE, U32.pack(table))
         try:
@@ -118,7 +139,13 @@ class Routes:
             raise unreadable(error, "routes") from error
         except OSError as error:
             raise unreadable(error, "routes") from error
-        return [body for body in found if body and _INFO.unpack_from(body)[5] == OWN_PROTOCOL]
+        # Without IPv6 in it, a kernel answers for all families.
+        return [body for body in found if body and body[0] == number and _INFO.unpack_from(body)[5] == OWN_PROTOCOL]
+
+
+def in_kernel_form(item: Route) -> Route:
+    """A route as ``read`` would show it."""
+    return replace(item, metric=item.kernel_metric)
 
 
 def _explained(error: NetlinkError, wanted: Route, waiting_for: str) -> Exception:
@@ -141,10 +168,13 @@ def _route_body(item: Route, devices: Mapping[str, Device], *, bare: bool = Fals
     flags = _ONLINK if single and single.onlink else 0
     compact = item.table if item.table < 256 else 0  # noqa: PLR2004 - the header's table number is one byte
     length = item.prefix.length
-    body = _INFO.pack(socket.AF_INET, length, 0, 0, compact, OWN_PROTOCOL, scope, _TYPES[item.type], flags)
+    if item.prefix.family == IPV6 and len(item.hops) > 1 and not all(hop.via for hop in item.hops):
+        msg = f"{item.key}: each of several IPv6 next hops needs an address"
+        raise Permanent(msg)
+    body = _INFO.pack(SOCKET_FAMILY[item.prefix.family], length, 0, 0, compact, OWN_PROTOCOL, scope, _TYPES[item.type], flags)
     if length:
-        body += attribute(_DST, item.prefix.network.network_address.packed)
-    body += attribute(_TABLE, U32.pack(item.table)) + attribute(_PRIORITY, U32.pack(item.metric))
+        body += attribute(_DST, item.prefix.packed)
+    body += attribute(_TABLE, U32.pack(item.table)) + attribute(_PRIORITY, U32.pack(item.kernel_metric))
     if single:
         body += attribute(_OIF, U32.pack(devices[single.link].index)) + _gateway(single)
     elif item.hops and not bare:
@@ -153,7 +183,7 @@ def _route_body(item: Route, devices: Mapping[str, Device], *, bare: bool = Fals
 
 
 def _gateway(hop: NextHop) -> bytes:
-    return attribute(_GATEWAY, socket.inet_aton(hop.via)) if hop.via else b""
+    return attribute(_GATEWAY, hop.via.packed) if hop.via else b""
 
 
 def _hop(hop: NextHop, index: int) -> bytes:
@@ -162,11 +192,12 @@ def _hop(hop: NextHop, index: int) -> bytes:
 
 
 def _decode(body: bytes, names: Mapping[int, str]) -> Held:
-    _, length, source, tos, compact, _, _, kind, flags = _INFO.unpack_from(body)
+    family, length, source, tos, compact, _, _, kind, flags = _INFO.unpack_from(body)
     found = attributes(body, _INFO.size)
-    address = socket.inet_ntoa(found.get(_DST, b"\0\0\0\0"))
+    prefix = Prefix.of(found.get(_DST, _ANYWHERE[family]), length)
     table = number_of(found.get(_TABLE, U32.pack(compact)))
-    item = Route(table, Prefix(f"{address}/{length}"), "unicast", number_of(found.get(_PRIORITY, b"")), _hops(found, flags, names))
+    hops = _hops(found, flags, names) if kind == _TYPES["unicast"] else ()
+    item = Route(table, prefix, "unicast", number_of(found.get(_PRIORITY, b"")), hops)
     odd = sorted(set(found) - _KNOWN)
     if odd or source or tos or kind not in _TYPE_NAMES:
         suffix = f" tos {tos}" if tos else ""
@@ -192,5 +223,5 @@ def _multipath(data: bytes, names: Mapping[int, str]) -> list[NextHop]:
 
 
 def _next_hop(index: int, found: Attributes, flags: int, weight: int, names: Mapping[int, str]) -> NextHop:
-    via = Address(socket.inet_ntoa(found[_GATEWAY])) if _GATEWAY in found else None
+    via = Address.of(found[_GATEWAY]) if _GATEWAY in found else None
     return NextHop(names.get(index, f"if{index}"), via, bool(flags & _ONLINK), weight)

@@ -1,4 +1,4 @@
-"""IPv4 policy rules.
+"""Policy rules of both families.
 
 Owns every rule of protocol 77 (FRA_PROTOCOL); that is how they are found after a restart. A rule is made with NLM_F_EXCL, since the
 kernel would double it silently. Where a key occurs twice (someone added the same rule for another table) it is `Listed`; writing the
@@ -9,11 +9,10 @@ wanted rule then adds it first and deletes the others after. What no plan can sa
 from __future__ import annotations
 
 import errno
-import socket
 import struct
 
 from schemas.plan import OWN_PROTOCOL, PolicyRule
-from schemas.values import Prefix
+from schemas.values import FAMILIES, SOCKET_FAMILY, Prefix
 from services.kernel.failures import mapped, unreadable
 from services.kernel.netlink import (
     CREATE,
@@ -29,6 +28,7 @@ from services.kernel.netlink import (
     text_of,
 )
 from services.kernel.transaction import Change, Held, Listed
+from services.runtime.errors import Permanent
 
 _NEWRULE, _DELRULE, _GETRULE = 32, 33, 34
 _INFO = struct.Struct("=BBBBBBBBI")
@@ -36,11 +36,12 @@ _DST, _IIFNAME, _PRIORITY, _FWMARK, _TABLE, _FWMASK, _PROTOCOL = 1, 3, 6, 10, 15
 _KNOWN = {_DST, _IIFNAME, _PRIORITY, _FWMARK, _TABLE, _FWMASK, _PROTOCOL}
 _SUPPRESS_PREFIXLEN = 14
 _TO_TABLE = 1
+_NO_FAMILY = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP)
 _UNSET = b"\xff\xff\xff\xff"
 
 
 class Rules:
-    """Own IPv4 policy rules."""
+    """Own policy rules."""
 
     def __init__(self, netlink: NetlinkSocket) -> None:
         self._netlink = netlink
@@ -75,24 +76,33 @@ class Rules:
                 raise mapped(error, f"remove {key}") from error
 
     def _held(self) -> list[tuple[bytes, Held]]:
+        bodies = [body for family in FAMILIES for body in self._dump(SOCKET_FAMILY[family])]
+        return [(body, item) for body in bodies if (item := _decode(body)) is not None]
+
+    def _dump(self, family: int) -> list[bytes]:
         try:
-            bodies = self._netlink.dump(_GETRULE, _INFO.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 0, 0))
+            bodies = self._netlink.dump(_GETRULE, _INFO.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
         except OSError as error:
+            if error.errno in _NO_FAMILY:
+                return []
             raise unreadable(error, "policy rules") from error
-        return [(body, item) for body in bodies if body and (item := _decode(body)) is not None]
+        return [body for body in bodies if body and body[0] == family]
 
 
 def _rule_body(item: PolicyRule) -> bytes:
+    if item.to and item.to.family != item.family:
+        msg = f"{item.key}: the rule is of another family than what it matches"
+        raise Permanent(msg)
     length = item.to.length if item.to else 0
     compact = item.table if item.table < 256 else 0  # noqa: PLR2004 - the header's table number is one byte
-    body = _INFO.pack(socket.AF_INET, length, 0, 0, compact, 0, 0, _TO_TABLE, 0)
+    body = _INFO.pack(SOCKET_FAMILY[item.family], length, 0, 0, compact, 0, 0, _TO_TABLE, 0)
     body += (
         attribute(_PRIORITY, U32.pack(item.priority))
         + attribute(_TABLE, U32.pack(item.table))
         + attribute(_PROTOCOL, U8.pack(OWN_PROTOCOL))
     )
     if item.to:
-        body += attribute(_DST, item.to.network.network_address.packed)
+        body += attribute(_DST, item.to.packed)
     if item.iif:
         body += text_attribute(_IIFNAME, item.iif)
     if item.fwmark or item.mask:
@@ -105,10 +115,10 @@ def _decode(body: bytes) -> Held | None:
     found = attributes(body, _INFO.size)
     if number_of(found.get(_PROTOCOL, b"")) != OWN_PROTOCOL:
         return None
-    _, to_length, from_length, tos, compact, _, _, action, flags = _INFO.unpack_from(body)
+    number, to_length, from_length, tos, compact, _, _, action, flags = _INFO.unpack_from(body)
     if found.get(_SUPPRESS_PREFIXLEN) == _UNSET:
         del found[_SUPPRESS_PREFIXLEN]
-    to = Prefix(f"{socket.inet_ntoa(found[_DST])}/{to_length}") if _DST in found else None
+    to = Prefix.of(found[_DST], to_length) if _DST in found else None
     item = PolicyRule(
         number_of(found.get(_PRIORITY, b"")),
         number_of(found.get(_TABLE, U32.pack(compact))),
@@ -116,6 +126,7 @@ def _decode(body: bytes) -> Held | None:
         number_of(found.get(_FWMASK, b"")),
         text_of(found.get(_IIFNAME, b"")),
         to,
+        next(family for family in FAMILIES if SOCKET_FAMILY[family] == number),
     )
     odd = sorted(set(found) - _KNOWN)
     if odd or from_length or tos or action != _TO_TABLE or flags & ~0x8:  # 0x8: the interface is not there now

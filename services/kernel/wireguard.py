@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import errno
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -232,13 +231,8 @@ def peer_change(change: Change, held: PeerState | None) -> PeerChange | None:
 
 
 def sorted_prefixes(prefixes: frozenset[str] | tuple[Prefix, ...]) -> tuple[Prefix, ...]:
-    """Prefixes by address, then length; those that are not IPv4 come last."""
-
-    def order(prefix: str) -> tuple[int, int, int]:
-        network = ipaddress.ip_network(prefix)
-        return network.version, int(network.network_address), network.prefixlen
-
-    return tuple(Prefix(prefix) for prefix in sorted(prefixes, key=order))
+    """Prefixes by address, then length; those of IPv6 come last."""
+    return tuple(sorted(map(Prefix, prefixes), key=lambda prefix: (prefix.family, prefix.packed, prefix.length)))
 
 
 def raw_key(key: str) -> bytes:

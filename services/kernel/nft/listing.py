@@ -15,7 +15,6 @@ from schemas.plan import NftElement, NftSet, NftTable, PlanObject
 from services.kernel.transaction import Held, Listed, ListedChain, Marker
 
 _KNOWN_FLAGS = {"interval"}
-_HOST_LENGTH = 32
 Json = Any
 
 
@@ -96,7 +95,7 @@ def value_text(value: Json, data_type: str) -> str:
         case str() | int():
             text = str(value)
         case {"prefix": {"addr": address, "len": length}}:
-            text = str(address) if length == _HOST_LENGTH and "." in str(address) else f"{address}/{length}"
+            text = bare(f"{address}/{length}")
         case {"range": [low, high]}:
             text = f"{value_text(low, data_type)}-{value_text(high, data_type)}"
         case {"elem": {"val": inner}}:
@@ -151,4 +150,9 @@ def marker_of(listing: Iterable[Json]) -> Marker | None:
 
 def canonical_element(item: NftElement) -> NftElement:
     """An element as the listing would show it: a prefix of one address is a bare address."""
-    return NftElement(item.table, item.set, item.element.removesuffix("/32"), item.value.removesuffix("/32"))
+    return NftElement(item.table, item.set, bare(item.element), bare(item.value))
+
+
+def bare(text: str) -> str:
+    """An element's text without a length that says nothing."""
+    return text.removesuffix("/128") if ":" in text else text.removesuffix("/32")

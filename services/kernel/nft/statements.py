@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, Rule, SetMark, Statement, Verdict, VerdictMap
 from schemas.plan import NftChain, NftElement, NftSet
+from schemas.values import IPV6, Address
 
 _NAME_SELECTORS = ("iifname", "oifname", "fib saddr . mark oifname")
 _FULL_MARK = 0xFFFFFFFF
@@ -31,7 +32,8 @@ def _statement_text(item: Statement) -> str:  # noqa: PLR0911 - one line for eac
             return _mark_text(item)
         case Nat():
             field = "saddr" if item.nat == "snat" else "daddr"
-            return f"{item.nat} ip {'prefix ' if item.prefix else ''}to ip {field} map @{item.map}"
+            protocol = "ip6" if item.family == IPV6 else "ip"
+            return f"{item.nat} {protocol} {'prefix ' if item.prefix else ''}to {protocol} {field} map @{item.map}"
         case Notrack():
             return "notrack"
         case ClampMss():
@@ -61,17 +63,19 @@ def _name_text(name: str) -> str:
 def element_text(item: NftElement, *, ranged_value: bool = False) -> str:
     """An element as it stands between the braces; with `ranged_value` an address as value gets a length."""
     key = f'"{item.element}"' if is_name(item.element) else item.element
-    value = f"{item.value}/32" if ranged_value and is_address(item.value) else item.value
+    value = Address(item.value).host_prefix if ranged_value and is_address(item.value) else item.value
     return f"{key} : {value}" if value else key
 
 
 def is_name(element: str) -> bool:
-    """True for an element that names an interface; addresses, numbers and ranges of them begin with a digit."""
-    return not element[:1].isdigit() or element.endswith("*")
+    """True for an element that names an interface: no such name holds a colon; other numbers and ranges begin with a digit."""
+    return ":" not in element and (not element[:1].isdigit() or element.endswith("*"))
 
 
 def is_address(value: str) -> bool:
-    """True for a bare IPv4 address."""
+    """True for a bare address, which is neither a prefix nor a range."""
+    if ":" in value:
+        return "/" not in value and "-" not in value
     return value.count(".") == 3 and value.replace(".", "").isdigit()  # noqa: PLR2004 - four numbers
 
 

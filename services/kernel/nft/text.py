@@ -24,6 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from schemas.plan import OWN_TABLE_PREFIX, NftChain, NftElement, NftSet, NftTable, PlanObject
+from schemas.values import Address
 from services.kernel.nft.statements import chain_header, element_text, is_address, is_name, rule_text, set_header
 from services.kernel.transaction import Change, Held, Listed, ListedChain, Marker, is_recreated_set
 from services.runtime.errors import Permanent
@@ -207,6 +208,8 @@ def member_key(item: NftElement, ranged_value: bool) -> tuple[tuple[int, ...], s
     """Sorts elements as people read them: addresses and numbers by value, then names; with the element's text."""
     text = element_text(item, ranged_value=ranged_value)
     first = item.element.partition("/")[0].partition("-")[0]
+    if ":" in first:
+        return tuple(Address(first).packed), text
     parts = first.split(".")
     return (tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else (1 << 32,)), text
 

@@ -18,7 +18,7 @@ from schemas.plan import (
     WireguardLink,
     WireguardPeer,
 )
-from schemas.values import Address, Endpoint, Key, Mac, Prefix
+from schemas.values import IPV6, Address, Endpoint, Key, Mac, Prefix
 from services.kernel.curve25519 import public_key
 
 TABLE = "meshmark.rome"
@@ -30,7 +30,7 @@ _NEW = Match("ct state", ("related",), "!=")
 
 def gateway_plan(tag: str) -> dict[str, PlanObject]:
     """All objects by key. `tag` makes interface names of its own: WireGuard's sockets are in one folder for all namespaces."""
-    objects = [*_system(tag), *_firewall(tag), *_routing(tag)]
+    objects = [*_system(tag), *_firewall(tag), *_routing(tag), *_second_family(tag)]
     return {item.key: item for item in objects}
 
 
@@ -84,6 +84,59 @@ def _routing(tag: str) -> list[PlanObject]:
         PolicyRule(902, 10, to=Prefix("10.200.0.0/16")),
         PolicyRule(903, 7001),
     ]
+
+
+def _second_family(tag: str) -> list[PlanObject]:
+    """What a plan holds besides where IPv6 is in use, and a link over an IPv6 underlay."""
+    link, everything = overlay(tag, 6), Prefix("::/0")
+    hops = tuple(
+        NextHop(tunnel(tag, number), Address(f"fd00:169::{4 * number + 2:x}"), onlink=True, weight=3 - number) for number in (0, 1)
+    )
+    objects: list[PlanObject] = [
+        Sysctl("net/ipv6/conf/all/forwarding", "1"),
+        Sysctl("net/ipv6/fwmark_reflect", "1"),
+        VxlanLink(link, 0x10006, Address("fd00:18::1"), Address("fd00:18::2"), Mac("02:4d:01:00:00:06"), 1430),
+        LinkAddress(link, Address("fd00:80::1"), 128),
+        LinkAddress(link, Address("fe80::1"), 64),
+        Route(MAIN_TABLE, Prefix("fd00:61::/32"), "unreachable", GUARD_METRIC),
+        Route(7001, everything, "unreachable", GUARD_METRIC),
+        Route(7002, Prefix("fd00:99::/32"), "throw"),
+        Route(7002, Prefix("fd00:98::/32"), "blackhole", 5),
+        Route(7001, Prefix("fd00:200::/32"), hops=hops),
+        Route(7001, Prefix("fd00:169::/126"), hops=(NextHop(tunnel(tag)),)),
+        Route(7002, Prefix("fd00:80::2/128"), hops=(NextHop(link),)),
+        Route(7002, Prefix("fd00:200:1::/64"), hops=(NextHop(link, Address("fd00:80::2"), onlink=True),)),
+        PolicyRule(890, 7002, 0x1000, 0x3000, iif="lo", family=IPV6),
+        PolicyRule(900, 7001, 0x1000, 0x3000, family=IPV6),
+        PolicyRule(902, 10, to=Prefix("fd00:200::/32"), family=IPV6),
+        PolicyRule(903, 7001, family=IPV6),
+        NftSet(TABLE, "local6", "ipv6_addr", interval=True),
+        NftElement(TABLE, "local6", "fd00:200::/32"),
+        NftElement(TABLE, "local6", "fd00:70::1"),
+        NftSet(TABLE, "hosts6", "ipv6_addr", "ipv6_addr"),
+        NftElement(TABLE, "hosts6", "fd00:70::4", "fd00:200:2::10"),
+        NftSet(TABLE, "empty6", "ipv6_addr", "ipv6_addr", interval=True, value_interval=True),
+        NftSet(TABLE, "dn6", "ipv6_addr", "ipv6_addr", interval=True, value_interval=True),
+        NftElement(TABLE, "dn6", "fd00:61::/32", "fd00:200::/32"),
+        NftElement(TABLE, "dn6", "fd00:63::7", "fd00:72::7"),
+        NftChain(TABLE, "outgoing6", ((_OUT, Nat("dnat", "dn6", family=IPV6)),), "nat", "prerouting", -101),
+        NftChain(TABLE, "incoming6", ((_IN, Nat("snat", "hosts6", prefix=False, family=IPV6)),), "nat", "postrouting", 102),
+        NftChain(
+            TABLE,
+            "checks6",
+            (
+                (Match("ip6 saddr", ("::", "fe80::/10"), "!="), Match("fib saddr . mark . iif oif", ("missing",)), *_DROP),
+                (Match("ip6 saddr", ("@local6",), "!="), Match("ip6 daddr", ("fd00::/8",)), *_DROP),
+            ),
+            "filter",
+            "prerouting",
+            -149,
+        ),
+    ]
+    objects += [LinkAddress(tunnel(tag, number), Address(f"fd00:169::{4 * number + 1:x}"), 126) for number in (0, 1)]
+    allowed = (Prefix("fd00:9::/32"), Prefix("fd00:8:1::/64"), Prefix("fd00:8::/128"))
+    objects.append(WireguardPeer(tunnel(tag, 1), Key(PEERS[2]), Endpoint("[fd00:18::9]:51899"), allowed))
+    return objects
 
 
 def _firewall(tag: str) -> list[PlanObject]:

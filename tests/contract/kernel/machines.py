@@ -72,9 +72,11 @@ class LinuxMachine:
         subprocess.run(["ip", "netns", "add", self.namespace], check=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.namespace)
         self._thread.submit(enter_network, Path("/run/netns") / self.namespace).result()
-        self.run("ip link set lo up")
+        self.run("ip link set lo up; ip addr add fd00:18::1/64 dev lo nodad")
         for name in ("ip_forward", "fwmark_reflect", "fib_multipath_hash_policy"):
             self.run(f"sysctl -qw net.ipv4.{name}=0")  # a new namespace takes some values from the first one
+        for name in ("conf.all.forwarding", "conf.all.disable_ipv6", "conf.default.disable_ipv6", "fwmark_reflect"):
+            self.run(f"sysctl -qw net.ipv6.{name}=0")
         self.kernel: Kernel = self._make()
 
     def restart(self) -> Kernel:

@@ -58,6 +58,7 @@ def _named(key: str, tag: str) -> str:
 
 
 ROUTE = "route 7002 10.200.1.0/24 0"
+ROUTE6, ROUTES6 = "route 7002 fd00:200:1::/64 1024", "route 7001 fd00:200::/32 1024"
 PEER = f"peer {{t}}0 {PEERS[2]}"
 TAMPERINGS = {
     "rule added to a chain": Tampering(
@@ -147,6 +148,56 @@ TAMPERINGS = {
         f"ip route del unreachable 10.61.0.0/16 metric {GUARD_METRIC}",
         _drop(f"route 254 10.61.0.0/16 {GUARD_METRIC}"),
         (f"route 254 10.61.0.0/16 {GUARD_METRIC}",),
+    ),
+    "IPv6 route removed": Tampering("ip route del fd00:200:1::/64 table 7002", _drop(ROUTE6), (ROUTE6,)),
+    "IPv6 route of two hops by one": Tampering(
+        "ip route del fd00:200::/32 table 7001 via fd00:169::6 dev {t}1", _edit(ROUTES6, hops=()), (ROUTES6,)
+    ),
+    "IPv6 route appended": Tampering(
+        "ip -6 route append fd00:169::/126 dev {t}1 table 7001 proto 77",
+        _put(Listed("route", "route 7001 fd00:169::/126 1024", "twice")),
+        ("route 7001 fd00:169::/126 1024",),
+    ),
+    "IPv6 route of another metric": Tampering(
+        "ip -6 route add blackhole fd00:200:1::/64 table 7002 metric 1025 proto 77",
+        _put(Route(7002, Prefix("fd00:200:1::/64"), "blackhole", 1025)),
+        ("route 7002 fd00:200:1::/64 1025",),
+    ),
+    "IPv6 guard removed": Tampering(
+        f"ip route del unreachable fd00:61::/32 metric {GUARD_METRIC}",
+        _drop(f"route 254 fd00:61::/32 {GUARD_METRIC}"),
+        (f"route 254 fd00:61::/32 {GUARD_METRIC}",),
+    ),
+    "IPv6 policy rule removed": Tampering(
+        "ip -6 rule del pref 900",
+        _drop("rule inet6 900 fwmark 0x1000/0x3000 iif - to -"),
+        ("rule inet6 900 fwmark 0x1000/0x3000 iif - to -",),
+    ),
+    "IPv6 policy rule of another table": Tampering(
+        "ip -6 rule del pref 902; ip -6 rule add pref 902 to fd00:200::/32 lookup 11 proto 77",
+        _edit("rule inet6 902 fwmark 0x0/0x0 iif - to fd00:200::/32", table=11),
+        ("rule inet6 902 fwmark 0x0/0x0 iif - to fd00:200::/32",),
+    ),
+    "IPv6 element removed": Tampering(
+        f"nft delete element inet {TABLE} dn6 '{{{{ fd00:63::7 }}}}'",
+        _drop(f"element {TABLE} dn6 fd00:63::7"),
+        (f"element {TABLE} dn6 fd00:63::7",),
+    ),
+    "IPv6 prefix element's value": Tampering(
+        f"nft 'delete element inet {TABLE} dn6 {{{{ fd00:61::/32 }}}}; add element inet {TABLE} dn6 {{{{ fd00:61::/32 : fd00:9::/32 }}}}'",
+        _edit(f"element {TABLE} dn6 fd00:61::/32", value="fd00:9::/32"),
+        (f"element {TABLE} dn6 fd00:61::/32",),
+    ),
+    "IPv6 address removed": Tampering(
+        "ip addr del fd00:80::1/128 dev {o}6", _drop("address {o}6 fd00:80::1/128"), ("address {o}6 fd00:80::1/128",)
+    ),
+    "IPv6 link-local address removed": Tampering(
+        "ip addr del fe80::1/64 dev {o}6", _drop("address {o}6 fe80::1/64"), ("address {o}6 fe80::1/64",)
+    ),
+    "IPv6 address added": Tampering(
+        "ip addr add fd00:4::4/128 dev {o}1",
+        lambda host, tag: host.objects.update({(item := LinkAddress(f"mo.{tag}1", Address("fd00:4::4"), 128)).key: item}),
+        ("address {o}1 fd00:4::4/128",),
     ),
     "route of ours added": Tampering(
         "ip route add blackhole 10.77.0.0/16 proto 77",

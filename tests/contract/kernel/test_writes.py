@@ -17,7 +17,7 @@ from schemas.plan import (
     WireguardLink,
     WireguardPeer,
 )
-from schemas.values import Address, Endpoint, Mac, Prefix
+from schemas.values import IPV6, Address, Endpoint, Mac, Prefix
 from services.kernel.port import Kernel
 from services.kernel.transaction import Change
 from services.runtime.errors import Conflict, Permanent, Waiting
@@ -98,9 +98,10 @@ def test_an_equal_policy_rule_of_another_owner_stays_beside_ours(machine: Machin
     [
         Route(7001, PREFIX),
         Route(7001, PREFIX, "throw", hops=(NextHop("lo"),)),
+        Route(7001, Prefix("fd00::/8"), hops=(NextHop("lo"), NextHop("lo"))),
         NftTable("meshmark.x"),
     ],
-    ids=["unicast without hop", "throw with hop", "nft"],
+    ids=["unicast without hop", "throw with hop", "IPv6 hops by device only", "nft"],
 )
 def test_what_cannot_be_right_is_permanent(machine: Machine, item: PlanObject) -> None:
     """A contradiction in the object itself is told at once, and not tried again."""
@@ -125,11 +126,11 @@ def test_a_vxlan_link_changes_in_place(machine: Machine, plan: dict[str, PlanObj
     assert differences(machine.kernel, changed) == []
 
 
-@pytest.mark.parametrize("field", [{"vni": 77}, {"port": 4790}])
+@pytest.mark.parametrize("field", [{"vni": 77}, {"port": 4790}, {"local": Address("fd00:18::1"), "remote": Address("fd00:18::7")}])
 def test_a_vxlan_link_that_is_made_again_loses_what_is_on_it(
     machine: Machine, plan: dict[str, PlanObject], field: dict[str, object]
 ) -> None:
-    """Number and port need a new device: the caller writes addresses and routes again, and nothing else."""
+    """Number, port and family need a new device: the caller writes addresses and routes again, and nothing else."""
     converge(machine.kernel, plan)
     key = f"link mo.{machine.tag}1"
     changed = {**plan, key: msgspec.structs.replace(plan[key], **field)}  # type: ignore[type-var]
@@ -193,6 +194,54 @@ def test_a_route_is_replaced_in_place(machine: Machine, plan: dict[str, PlanObje
     assert differences(machine.kernel, {**plan, dead.key: dead}) == []
     machine.kernel.write(Change(dead, None))
     assert dead.key not in machine.kernel.read(plan)
+
+
+def test_an_ipv6_route_is_replaced_in_place(machine: Machine, plan: dict[str, PlanObject]) -> None:
+    """Hops to other hops, more, fewer, to none, and back: one key, whatever its metric is said to be."""
+    converge(machine.kernel, plan)
+    prefix = Prefix("fd00:200::/32")
+    old = plan["route 7001 fd00:200::/32 1024"]
+    first, second = (NextHop(tunnel(machine.tag, number), Address(f"fd00:169::{4 * number + 2:x}"), onlink=True) for number in (0, 1))
+    device = NextHop(tunnel(machine.tag, 1))
+    weighted = (first, msgspec.structs.replace(second, weight=2))
+    for new in (
+        Route(7001, prefix, hops=(first,)),
+        Route(7001, prefix, hops=(second, first)),
+        Route(7001, prefix, metric=1024, hops=weighted),
+        Route(7001, prefix, "unreachable"),
+        Route(7001, prefix, hops=weighted),
+        Route(7001, prefix, hops=(device,)),
+        Route(7001, prefix, hops=(first, second)),
+    ):
+        machine.kernel.write(Change(old, new))
+        assert differences(machine.kernel, {**plan, new.key: new}) == []
+        assert new.key == old.key
+        old = new
+    machine.kernel.write(Change(old, None))
+    assert old.key not in machine.kernel.read(plan)
+
+
+def test_a_link_that_goes_takes_an_ipv6_route_or_its_own_hop_of_it(machine: Machine, plan: dict[str, PlanObject]) -> None:
+    """What is left of a route over two tunnels goes by the other; writing the route again completes it."""
+    converge(machine.kernel, plan)
+    link = plan[f"link {tunnel(machine.tag, 1)}"]
+    machine.kernel.write(Change(link, None))
+    route = plan["route 7001 fd00:200::/32 1024"]
+    held = machine.kernel.read(plan)[route.key]
+    assert isinstance(held, Route)
+    assert [hop.link for hop in held.hops] == [tunnel(machine.tag, 0)]
+    converge(machine.kernel, plan)
+    assert differences(machine.kernel, plan) == []
+
+
+def test_a_rule_is_of_one_family(machine: Machine) -> None:
+    """Equal rules of the two families are two objects; removing one leaves the other."""
+    four, six = PolicyRule(700, 99, 1, 1), PolicyRule(700, 99, 1, 1, family=IPV6)
+    _write(machine.kernel, four)
+    _write(machine.kernel, six)
+    assert dict(machine.kernel.read({})) == {four.key: four, six.key: six}
+    machine.kernel.write(Change(four, None))
+    assert dict(machine.kernel.read({})) == {six.key: six}
 
 
 def test_a_sysctl_that_is_right_already_is_not_owned(machine: Machine) -> None:

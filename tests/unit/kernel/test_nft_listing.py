@@ -22,6 +22,8 @@ T = "meshmark.t"
         ({"prefix": {"addr": "10.61.0.0", "len": 16}}, "ipv4_addr", "10.61.0.0/16"),
         ({"prefix": {"addr": "10.8.0.1", "len": 32}}, "ipv4_addr", "10.8.0.1"),
         ({"range": ["13.0.0.1", "13.0.0.9"]}, "ipv4_addr", "13.0.0.1-13.0.0.9"),
+        ({"prefix": {"addr": "fd00:61::", "len": 32}}, "ipv6_addr", "fd00:61::/32"),
+        ({"prefix": {"addr": "fd00:63::7", "len": 128}}, "ipv6_addr", "fd00:63::7"),
         ("mo.*", "ifname", "mo.*"),
         (80, "inet_service", "80"),
         ({"range": [100, 200]}, "inet_service", "100-200"),

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, Rule, SetMark, Verdict, VerdictMap
 from schemas.plan import LinkAddress, NftChain, NftElement, NftSet, NftTable, PlanObject
-from schemas.values import Address
+from schemas.values import IPV6, Address
 from services.kernel.nft.statements import element_text, rule_text
 from services.kernel.nft.text import Context, batch_text, needs_refill, table_text
 from services.kernel.transaction import Change, Listed, ListedChain, Marker, changes, with_dependents
@@ -36,6 +36,9 @@ RULES = {
     "meta mark set meta mark & 0xfffffff0 | 0x5": (SetMark(0xF5, 0xF),),
     "dnat ip prefix to ip daddr map @dn": (Nat("dnat", "dn"),),
     "snat ip to ip saddr map @hosts": (Nat("snat", "hosts", prefix=False),),
+    "dnat ip6 prefix to ip6 daddr map @dn6": (Nat("dnat", "dn6", family=IPV6),),
+    "snat ip6 to ip6 saddr map @hosts6": (Nat("snat", "hosts6", prefix=False, family=IPV6),),
+    "ip6 saddr != { ::, fe80::/10 }": (Match("ip6 saddr", ("::", "fe80::/10"), "!="),),
     "jump next": (Verdict("jump", "next"),),
 }
 
@@ -52,6 +55,9 @@ def test_a_rule_is_one_line(text: str) -> None:
         ("mo.*", "jump x", '"mo.*" : jump x'),
         ("10.61.0.0/16", "10.200.0.0/16", "10.61.0.0/16 : 10.200.0.0/16"),
         ("10.61.0.1", "", "10.61.0.1"),
+        ("fd00:61::/32", "fd00:200::/32", "fd00:61::/32 : fd00:200::/32"),
+        ("fd00:61::1", "", "fd00:61::1"),
+        ("fd00::-fd00::9", "", "fd00::-fd00::9"),
         ("80-90", "", "80-90"),
         ("0xff00", "drop", "0xff00 : drop"),
     ],
