@@ -58,13 +58,13 @@ def _cluster(name: str) -> list[Topology]:
             name=Name(name),
             pod_prefixes=(PODS,),
             external_prefixes=(Prefix(f"10.{70 + site}.0.0/16"),),
-            internal_prefix=Prefix(f"10.{80 + site}.0.0/16"),
+            internal_prefixes=(Prefix(f"10.{80 + site}.0.0/16"),),
         ),
-        Gateway(name=Name("gateway"), cluster=Name(name), address=Address(f"172.{18 + site}.255.1")),
+        Gateway(name=Name("gateway"), cluster=Name(name), addresses=(Address(f"172.{18 + site}.255.1"),)),
     ]
 
 
 def _nodes(home: str, count: int, length: int) -> Iterator[Node]:
     for number, prefix in zip(range(count), PODS.network.subnets(new_prefix=length), strict=False):
         address = Address(f"172.{18 + _SITES[home]}.{number // 250}.{number % 250 + 1}")
-        yield Node(name=Name(f"worker-{number}"), cluster=Name(home), address=address, pod_prefixes=(Prefix(str(prefix)),))
+        yield Node(name=Name(f"worker-{number}"), cluster=Name(home), addresses=(address,), pod_prefixes=(Prefix(str(prefix)),))

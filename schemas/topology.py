@@ -6,17 +6,18 @@ a field that is not listed here is an error. Checks that need other objects are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
 from schemas.codec import DecodeError, convert, decode
 from schemas.hints import hint
-from schemas.values import Address, Endpoint, Key, Name, Prefix
+from schemas.values import Address, Endpoint, Family, Key, Name, Prefix
 
 Uplink = Annotated[Name, Meta(extra_json_schema={"default": "eth0"})]
 Port = Annotated[int, Meta(ge=1, le=65535)]
+HostAddresses = Annotated[tuple[Address, ...], Meta(min_length=1, max_length=2)]
 TUNNELS_MAX = 64
 _LAST_FIRST_PORT = 65535 - TUNNELS_MAX + 1
 Policy = Literal["repair", "alert"]
@@ -62,13 +63,13 @@ class Object(Strict, frozen=True, kw_only=True, tag_field="kind"):
 class Cluster(Object, frozen=True, kw_only=True, tag=True):
     """A cluster or site. `mtu` is the underlay's, in bytes.
 
-    `pod_prefixes` hold its pods, `external_prefixes` what it shows to peers besides pods, `internal_prefix` the overlay
-    addresses of its nodes and gateways; the internal prefix is never seen by peers.
+    `pod_prefixes` hold its pods, `external_prefixes` what it shows to peers besides pods, `internal_prefixes` the overlay
+    addresses of its nodes and gateways, one prefix for each family of the others; peers never see those.
     """
 
     pod_prefixes: Annotated[tuple[Prefix, ...], Meta(min_length=1)]
     external_prefixes: tuple[Prefix, ...] = ()
-    internal_prefix: Prefix
+    internal_prefixes: Annotated[tuple[Prefix, ...], Meta(min_length=1, max_length=2)]
     overlay: Literal["vxlan"] = "vxlan"
     mtu: Annotated[int, Meta(ge=1280, le=65535)] = 1500
     drift: DriftPolicy = DriftPolicy()
@@ -77,12 +78,17 @@ class Cluster(Object, frozen=True, kw_only=True, tag=True):
     def home(self) -> Name:
         return self.name
 
+    @property
+    def families(self) -> set[Family]:
+        """The families of what peers can reach."""
+        return {prefix.family for prefix in (*self.pod_prefixes, *self.external_prefixes)}
+
 
 class Node(Object, frozen=True, kw_only=True, tag=True):
-    """A host that runs pods. `address` is the underlay's; pods inside `pod_prefixes` are found without an Endpoint."""
+    """A host that runs pods. `addresses` are the underlay's, one of a family; pods inside `pod_prefixes` are found without an Endpoint."""
 
     cluster: Name
-    address: Address
+    addresses: HostAddresses
     uplink: Uplink = field(default_factory=lambda: Name("eth0"))
     pod_prefixes: tuple[Prefix, ...] = ()
 
@@ -92,10 +98,10 @@ class Node(Object, frozen=True, kw_only=True, tag=True):
 
 
 class Gateway(Object, frozen=True, kw_only=True, tag=True):
-    """One peering's tunnel end: a network namespace, container or host of its own. `address` is the underlay's."""
+    """One peering's tunnel end: a network namespace, container or host of its own. `addresses` are the underlay's, one of a family."""
 
     cluster: Name
-    address: Address
+    addresses: HostAddresses
     uplink: Uplink = field(default_factory=lambda: Name("eth0"))
 
     @property
@@ -106,8 +112,8 @@ class Gateway(Object, frozen=True, kw_only=True, tag=True):
 class PeeringEnd(Strict, frozen=True, kw_only=True):
     """One end of a peering: who it is, where it is reached, and how it sees the other end.
 
-    `remap_pods` and `remap_external` pair by index with the other cluster's `podPrefixes` and `externalPrefixes`, lengths equal:
-    the host part of an address is kept. Empty means that the other end's prefixes are used as they are. `endpoint` overrides
+    `remap_pods` and `remap_external` pair by index with the other cluster's `podPrefixes` and `externalPrefixes`, families and lengths
+    equal: the host part of an address is kept. Empty means that the other end's prefixes are used as they are. `endpoint` overrides
     the gateway's address and the first port, for a gateway behind a load balancer; tunnel i is reached at its port + i.
     """
 
@@ -208,6 +214,16 @@ def _named(read: Callable[[], Topology], kind: Callable[[], type[Topology]]) -> 
 
 def _check(item: Topology) -> Topology:
     """What one object can get wrong across its own fields."""
+    match item:
+        case Cluster():
+            _one_of_a_family(item.internal_prefixes, "$.internalPrefixes")
+            missing = item.families - {prefix.family for prefix in item.internal_prefixes}
+            if missing:
+                family = min(missing)
+                reason = f"the cluster has IPv{family} prefixes, and no IPv{family} prefix for the overlay's own addresses; add one"
+                raise DecodeError(reason, "$.internalPrefixes")
+        case Node() | Gateway():
+            _one_of_a_family(item.addresses, "$.addresses")
     if isinstance(item, Peering):
         if item.weights and len(item.weights) != item.tunnels:
             reason = f"{len(item.weights)} weights for {item.tunnels} tunnels; give one for each"
@@ -227,3 +243,13 @@ def _check(item: Topology) -> Topology:
                 reason = f"port {port} leaves no room for {TUNNELS_MAX} tunnels, one port each; use at most {_LAST_FIRST_PORT}"
                 raise DecodeError(reason, field)
     return item
+
+
+_Familiar = TypeVar("_Familiar", Address, Prefix)
+
+
+def _one_of_a_family(values: Sequence[_Familiar], field: str) -> None:
+    for index, value in enumerate(values):
+        if any(earlier.family == value.family for earlier in values[:index]):
+            reason = f"{value} is the second of IPv{value.family}; give at most one of each family"
+            raise DecodeError(reason, f"{field}[{index}]")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from schemas import codec
 from schemas.plan import HostPlan
 from schemas.topology import Cluster, Gateway, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
@@ -14,7 +16,8 @@ from services.planner.compile import compile_all
 from services.planner.core import Core, Outcome, Said, settle_rollouts
 from services.planner.state import HostId
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "two-clusters.yaml"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLE, DUAL_STACK = EXAMPLES / "two-clusters.yaml", EXAMPLES / "dual-stack.yaml"
 ROME_GATEWAY, MILAN_GATEWAY = HostId("rome", "gateway"), HostId("milan", "gateway")
 ROME_KEY, MILAN_KEY = Key("A" * 43 + "="), Key("B" * 42 + "A=")
 
@@ -24,20 +27,20 @@ def cluster(name: str, **changes: object) -> Cluster:
     fields = {
         "pod_prefixes": (Prefix("10.200.0.0/16"),),
         "external_prefixes": (Prefix(f"10.{70 + number}.0.0/16"),),
-        "internal_prefix": Prefix(f"10.{80 + number}.0.0/16"),
+        "internal_prefixes": (Prefix(f"10.{80 + number}.0.0/16"),),
     }
     return Cluster(name=Name(name), **{**fields, **changes})  # type: ignore[arg-type]
 
 
 def node(name: str, number: int, home: str = "rome", **changes: object) -> Node:
     site = {"rome": 0, "milan": 1}.get(home, 2)
-    fields = {"address": Address(f"172.18.{site}.{10 + number}"), "pod_prefixes": (Prefix(f"10.200.{number}.0/24"),)}
+    fields = {"addresses": (Address(f"172.18.{site}.{10 + number}"),), "pod_prefixes": (Prefix(f"10.200.{number}.0/24"),)}
     return Node(name=Name(name), cluster=Name(home), **{**fields, **changes})  # type: ignore[arg-type]
 
 
 def gateway(home: str, name: str = "gateway", host: int = 10, address: Address | None = None) -> Gateway:
     site = {"rome": 0, "milan": 1}.get(home, 2)
-    return Gateway(name=Name(name), cluster=Name(home), address=address or Address(f"172.18.{site}.{host}"))
+    return Gateway(name=Name(name), cluster=Name(home), addresses=(address or Address(f"172.18.{site}.{host}"),))
 
 
 def pod(name: str, node_name: str, address: str, home: str = "rome") -> Pod:
@@ -91,3 +94,11 @@ def settled_plans(items: Iterable[Topology]) -> dict[HostId, HostPlan]:
 
 def example() -> list[Topology]:
     return load([EXAMPLE])
+
+
+def dual_stack(**changes: dict[str, object]) -> list[Topology]:
+    """The example of both families. `changes` are new fields by reference, with `_` for ``/`` and for ``-``: ``Node_rome_worker_1={…}``."""
+    items = load([DUAL_STACK])
+    names = {item.ref.replace("/", "_").replace("-", "_"): item for item in items}
+    assert changes.keys() <= names.keys()
+    return [replace(item, **changes.get(name, {})) for name, item in names.items()]

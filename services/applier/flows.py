@@ -16,6 +16,8 @@ from schemas.values import Address, Prefix
 from services.kernel.port import Flow
 from services.kernel.transaction import Change, Held
 
+_BY_DESTINATION = ("ip daddr", "ip6 daddr")
+
 
 class Translation(NamedTuple):
     """One NAT rule: which sets narrow it by destination (names; none: all flows), and the map that it looks an address up in."""
@@ -108,7 +110,7 @@ def _translation(table: str, rule: Rule) -> Translation | None:
     nat = next((statement for statement in rule if isinstance(statement, Nat)), None)
     if nat is None:
         return None
-    by_destination = [statement for statement in rule if isinstance(statement, Match) and statement.selector == "ip daddr"]
+    by_destination = [statement for statement in rule if isinstance(statement, Match) and statement.selector in _BY_DESTINATION]
     names = tuple(value.removeprefix("@") for statement in by_destination for value in statement.values if value.startswith("@"))
     return Translation(nat.nat, table, names, nat.map)
 

@@ -17,6 +17,7 @@ from schemas.plan import (
     WireguardLink,
     WireguardPeer,
 )
+from schemas.values import IPV6
 from services.kernel.nft.text import table_text
 
 
@@ -38,12 +39,14 @@ def plan_text(plan: HostPlan) -> str:
 
 def ip_line(item: Route | PolicyRule) -> str:
     """The arguments of the `ip` command that would make this route or rule."""
-    return f"ip {_route(item) if isinstance(item, Route) else _rule(item)}"
+    if isinstance(item, Route):
+        return f"ip {'-6 ' if item.prefix.family == IPV6 else ''}{_route(item)}"
+    return f"ip {'-6 ' if item.family == IPV6 else ''}{_rule(item)}"
 
 
 def _route(item: Route) -> str:
     kind = "" if item.type == "unicast" else f"{item.type} "
-    prefix = "default" if item.prefix.length == 0 else item.prefix.removesuffix("/32")
+    prefix = "default" if item.prefix.length == 0 else item.prefix.bare
     table = "" if item.table == MAIN_TABLE else f" table {item.table}"
     metric = f" metric {item.metric}" if item.metric else ""
     hops = [f"{f'via {hop.via} ' if hop.via else ''}dev {hop.link}{' onlink' if hop.onlink else ''}" for hop in item.hops]
@@ -72,7 +75,8 @@ def _link_lines(item: PlanObject) -> Iterator[str]:
             yield f"ip link add {item.name} mtu {item.mtu} type wireguard"
             yield f"ip link set {item.name} up"
         case LinkAddress():
-            yield f"ip address add {item.address}/{item.length} dev {item.link}"
+            at_once = " nodad" if item.address.family == IPV6 else ""
+            yield f"ip address add {item.address}/{item.length} dev {item.link}{at_once}"
 
 
 def _wireguard_lines(objects: Iterable[PlanObject]) -> Iterator[str]:

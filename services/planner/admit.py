@@ -12,11 +12,12 @@ from itertools import chain
 from msgspec import Struct
 
 from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Peering, Pod, PublicKey, Topology
-from schemas.values import Address, Prefix
+from schemas.values import IPV4, IPV6, Address, Prefix
 from services.planner import layout, names
+from services.planner.families import IPV6_MTU_MIN, carried, outer_family, overlay_mtu, tunnel_endpoint, tunnel_mtu, tunnel_overhead
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
-_SMALLEST_INTERNAL_LENGTH = 29
+_SMALLEST_INTERNAL_LENGTH = {IPV4: 29, IPV6: 112}
 
 
 class Problem(Struct, frozen=True):
@@ -74,14 +75,8 @@ def _succession(item: Topology, state: State) -> Iterator[Problem]:
         yield Problem(
             f"revision {item.revision} is older than the admitted revision {before.revision}", "$.revision", item.ref, retry=False
         )
-    if (
-        isinstance(item, Cluster)
-        and isinstance(before, Cluster)
-        and before.internal_prefix != item.internal_prefix
-        and next(state.hosts_of(item.name), None) is not None
-    ):
-        reason = f"{before.internal_prefix} is in use: hosts have their overlay addresses from it; delete them first"
-        yield Problem(reason, "$.internalPrefix", item.ref)
+    if isinstance(item, Cluster) and isinstance(before, Cluster) and next(state.hosts_of(item.name), None) is not None:
+        yield from _internal_in_use(item, before)
 
 
 def _problems(item: Topology, state: State) -> Iterator[Problem]:
@@ -114,17 +109,40 @@ def _missing_cluster(cluster: str, field: str, state: State) -> list[Problem]:
 def _cluster(item: Cluster, state: State) -> Iterator[Problem]:
     fields = [(f"$.podPrefixes[{index}]", prefix) for index, prefix in enumerate(item.pod_prefixes)]
     fields += [(f"$.externalPrefixes[{index}]", prefix) for index, prefix in enumerate(item.external_prefixes)]
-    fields.append(("$.internalPrefix", item.internal_prefix))
+    fields += [(f"$.internalPrefixes[{index}]", prefix) for index, prefix in enumerate(item.internal_prefixes)]
     for index, (field, prefix) in enumerate(fields):
         for earlier, other in fields[:index]:
             if prefix.overlaps(other):
                 yield Problem(f"{prefix} overlaps {other} ({earlier}) of the same cluster", field, retry=False)
     for field, prefix in fields:
         yield from _reserved(prefix, field)
-    if item.internal_prefix.length > _SMALLEST_INTERNAL_LENGTH:
-        yield Problem(f"{item.internal_prefix} is too small for overlay addresses; give a /29 or larger", "$.internalPrefix", retry=False)
+    for index, prefix in enumerate(item.internal_prefixes):
+        smallest = _SMALLEST_INTERNAL_LENGTH[prefix.family]
+        if prefix.length > smallest:
+            reason = f"{prefix} is too small for overlay addresses; give a /{smallest} or larger"
+            yield Problem(reason, f"$.internalPrefixes[{index}]", retry=False)
+    if IPV6 in item.families and item.mtu - layout.VXLAN_OVERHEAD_BYTES[IPV4] < IPV6_MTU_MIN:
+        yield Problem(_too_little("the overlay's headers", layout.VXLAN_OVERHEAD_BYTES[IPV4], item.mtu), "$.mtu", retry=False)
     if item.name in state.clusters:
         yield from _dependents(item, state)
+
+
+def _internal_in_use(item: Cluster, before: Cluster) -> Iterator[Problem]:
+    """Hosts keep their overlay addresses, and their numbers must fit a prefix that is added."""
+    for prefix in before.internal_prefixes:
+        if prefix not in item.internal_prefixes:
+            reason = f"{prefix} is in use: hosts have their overlay addresses from it; delete them first"
+            yield Problem(reason, "$.internalPrefixes", item.ref)
+    for index, prefix in enumerate(item.internal_prefixes):
+        if prefix not in before.internal_prefixes and prefix.size <= layout.HOST_NUMBER_MAX + 1:
+            reason = f"{prefix} is too small for the numbers that hosts have already; give a /20 or larger, or delete them first"
+            yield Problem(reason, f"$.internalPrefixes[{index}]", item.ref)
+
+
+def _too_little(what: str, taken: int, mtu: int) -> str:
+    """What is wrong with an MTU that leaves no room for IPv6."""
+    least = IPV6_MTU_MIN + taken
+    return f"{what} take {taken} of {mtu} bytes and leave {mtu - taken}; IPv6 needs {IPV6_MTU_MIN}, so the MTU must be at least {least}"
 
 
 def _reserved(prefix: Prefix, field: str) -> Iterator[Problem]:
@@ -152,32 +170,54 @@ def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
     twin = state.gateways[item.cluster].get(item.name) if isinstance(item, Node) else state.nodes[item.cluster].get(item.name)
     if twin is not None:
         yield Problem(f"the name is taken by {twin.ref}; nodes and gateways of a cluster share one name space", "$.name", twin.ref)
-    yield from _place(item, cluster)
-    for other, text, field in (
-        (state.host_with(item.cluster, item.address), f"the underlay address {item.address} is taken by", "$.address"),
-        (state.host_behind(item.cluster, names.overlay_link(item.name)), "the name leads to the same link name as", "$.name"),
-    ):
-        if other is not None and other.name != item.name:
-            yield Problem(f"{text} {other.ref}", field, other.ref)
+    yield from _place(item, cluster, state)
+    namesake = state.host_behind(item.cluster, names.overlay_link(item.name))
+    if namesake is not None and namesake.name != item.name:
+        yield Problem(f"the name leads to the same link name as {namesake.ref}", "$.name", namesake.ref)
     if len(item.uplink) > names.LINK_NAME_BYTES or item.uplink.startswith((names.OVERLAY_LINK_PREFIX, names.TUNNEL_LINK_PREFIX)):
         yield Problem(f"{item.uplink!r} cannot be an uplink: at most 15 bytes, not beginning with mo. or mt.", "$.uplink", retry=False)
-    for attachment in state.attachments[item.cluster].values():
-        yield from _underlay(item.address, item.ref, attachment, state, "$.address")
-    if isinstance(item, Gateway) and (own := state.attachments[item.cluster].get(item.name)) is not None:
-        # The far end sends its outer packets here: not into one of its own prefixes for this side.
-        yield from _underlay(item.address, item.ref, Attachment(own.peering, 1 - own.place), state, "$.address")
+    for index, address in enumerate(item.addresses):
+        for attachment in state.attachments[item.cluster].values():
+            yield from _underlay(address, item.ref, attachment, state, f"$.addresses[{index}]")
+    yield from _meeting(item, cluster, state)
+    own = state.attachments[item.cluster].get(item.name)
+    if isinstance(item, Gateway) and own is not None:
+        for index, address in enumerate(item.addresses):
+            # The far end sends its outer packets here: not into one of its own prefixes for this side.
+            yield from _underlay(address, item.ref, Attachment(own.peering, 1 - own.place), state, f"$.addresses[{index}]")
+        trial = state.copy()
+        trial.put(item)
+        yield from (Problem(found.reason, "$.addresses", own.peering.ref) for found in _tunnels(own.peering, trial))
     if isinstance(item, Node):
         yield from _node_prefixes(item, cluster, state)
 
 
-def _place(item: Node | Gateway, cluster: Cluster) -> Iterator[Problem]:
+def _place(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[Problem]:
     """Where an underlay address cannot be."""
-    for unusable in layout.NO_HOST:
-        if Prefix(unusable).covers(item.address):
-            yield Problem(f"{item.address} lies inside {unusable}: no host has such an address", "$.address", retry=False)
-    for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
-        if prefix.covers(item.address):
-            yield Problem(f"the underlay address {item.address} lies inside {prefix} of its cluster: a loop", "$.address", cluster.ref)
+    for index, address in enumerate(item.addresses):
+        field = f"$.addresses[{index}]"
+        for unusable in layout.NO_HOST:
+            if Prefix(unusable).covers(address):
+                yield Problem(f"{address} lies inside {unusable}: no host has such an address", field, retry=False)
+        for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, *cluster.internal_prefixes):
+            if prefix.covers(address):
+                yield Problem(f"the underlay address {address} lies inside {prefix} of its cluster: a loop", field, cluster.ref)
+        other = state.host_with(item.cluster, address)
+        if other is not None and other.name != item.name:
+            yield Problem(f"the underlay address {address} is taken by {other.ref}", field, other.ref)
+
+
+def _meeting(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[Problem]:
+    """Nodes and gateways of a cluster must reach each other, with room for what the cluster's pods send."""
+    others = state.gateways[item.cluster] if isinstance(item, Node) else state.nodes[item.cluster]
+    for other in others.values():
+        family = outer_family(item, other)
+        if family is None:
+            reason = f"no family in common with {other.ref} ({', '.join(other.addresses)}); add an address of one of its families"
+            yield Problem(reason, "$.addresses", other.ref)
+        elif IPV6 in cluster.families and overlay_mtu(cluster, item, other) < IPV6_MTU_MIN:
+            what = f"the headers of an overlay link to {other.ref} over IPv{family}"
+            yield Problem(_too_little(what, layout.VXLAN_OVERHEAD_BYTES[family], cluster.mtu), "$.addresses", cluster.ref)
 
 
 def _node_prefixes(item: Node, cluster: Cluster, state: State) -> Iterator[Problem]:
@@ -232,24 +272,48 @@ def _peering(item: Peering, state: State) -> Iterator[Problem]:
         yield from _end_gateway(attachment, state, f"$.ends[{index}].gateway")
         if not lengths:
             yield from _seen(attachment, state, f"$.ends[{index}]")
+    if all(end.gateway in state.gateways[end.cluster] for end in item.ends):
+        yield from _tunnels(item, state)
+
+
+def _tunnels(item: Peering, state: State) -> Iterator[Problem]:
+    """The gateways must reach each other, with room for IPv6 where the tunnels carry it. Both gateways must be known."""
+    for index in (0, 1):
+        attachment = Attachment(item, index)
+        if tunnel_endpoint(state, attachment) is None:
+            own, far = (state.gateways[host.cluster][host.name] for host in (attachment.host, attachment.far_host))
+            given = attachment.far.endpoint
+            there = f"the endpoint {given}" if given else f"{far.ref} ({', '.join(far.addresses)})"
+            reason = f"{own.ref} ({', '.join(own.addresses)}) and {there} have no family in common"
+            yield Problem(reason, f"$.ends[{1 - index}].{'endpoint' if given else 'gateway'}", own.ref)
+            return
+    if IPV6 in carried(state, item) and tunnel_mtu(state, item) < IPV6_MTU_MIN:
+        place = min((0, 1), key=lambda place: state.clusters[item.ends[place].cluster].mtu)
+        narrow, taken = state.clusters[item.ends[place].cluster], tunnel_overhead(state, item)
+        yield Problem(_too_little(f"the tunnels' headers, by {narrow.ref},", taken, narrow.mtu), f"$.ends[{place}].cluster", narrow.ref)
 
 
 def _remap_lengths(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
     far = state.clusters[attachment.far.cluster]
-    pairs: tuple[tuple[str, tuple[Prefix, ...], tuple[Prefix, ...]], ...] = (
-        ("remapPods", attachment.end.remap_pods, far.pod_prefixes),
-        ("remapExternal", attachment.end.remap_external, far.external_prefixes),
-    )
-    for field, ours, theirs in pairs:
+    for field, ours, theirs in _remaps(attachment, far):
         if ours and len(ours) != len(theirs):
             yield Problem(
                 f"{len(ours)} prefixes for the {len(theirs)} of {far.ref} ({_list(theirs)}); give one for each", f"{at}.{field}", far.ref
             )
             continue
         for index, (mapped, real) in enumerate(zip(ours, theirs, strict=False)):
-            if mapped.length != real.length:
+            if mapped.family != real.family:
+                reason = f"{mapped} and {real} of {far.ref} are of two families; they pair by index: write an IPv{real.family} prefix"
+                yield Problem(reason, f"{at}.{field}[{index}]", far.ref)
+            elif mapped.length != real.length:
                 reason = f"{mapped} and {real} of {far.ref} differ in length; a remap keeps the host part, so write a /{real.length}"
                 yield Problem(reason, f"{at}.{field}[{index}]", far.ref)
+
+
+def _remaps(attachment: Attachment, far: Cluster) -> Iterator[tuple[str, tuple[Prefix, ...], tuple[Prefix, ...]]]:
+    """Fields of an end, what they say, and what that pairs with."""
+    yield "remapPods", attachment.end.remap_pods, far.pod_prefixes
+    yield "remapExternal", attachment.end.remap_external, far.external_prefixes
 
 
 def _end_gateway(attachment: Attachment, state: State, field: str) -> Iterator[Problem]:
@@ -276,16 +340,17 @@ def _seen(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
     for host in state.hosts_of(attachment.end.cluster):
         known = state.host(host)
         if known is not None:
-            yield from _underlay(known.address, known.ref, attachment, state, at)
-    for endpoint in (attachment.far.endpoint, state.gateways[attachment.far.cluster].get(attachment.far.gateway)):
-        if endpoint is not None:
-            yield from _underlay(endpoint.address, f"the far gateway {attachment.far_host}", attachment, state, at)
+            yield from (problem for address in known.addresses for problem in _underlay(address, known.ref, attachment, state, at))
+    far = state.gateways[attachment.far.cluster].get(attachment.far.gateway)
+    given = attachment.far.endpoint
+    for address in (*((given.address,) if given else ()), *(far.addresses if far else ())):
+        yield from _underlay(address, f"the far gateway {attachment.far_host}", attachment, state, at)
 
 
 def _taken_prefixes(attachment: Attachment, state: State) -> Iterator[tuple[Prefix, str]]:
     """Prefixes that are in use in an end's cluster, with their owners: its own, and those of its other peerings."""
     cluster = state.clusters[attachment.end.cluster]
-    for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, cluster.internal_prefix):
+    for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, *cluster.internal_prefixes):
         yield prefix, cluster.ref
     for neighbour in state.attachments[cluster.name].values():
         if neighbour.peering.ref != attachment.peering.ref:
@@ -293,10 +358,11 @@ def _taken_prefixes(attachment: Attachment, state: State) -> Iterator[tuple[Pref
 
 
 def _seen_fields(attachment: Attachment, state: State, at: str) -> Iterable[tuple[str, Prefix]]:
-    pods = len(state.clusters[attachment.far.cluster].pod_prefixes)
-    for index, (prefix, _) in enumerate(seen_prefixes(state, attachment)):
-        field, place = ("remapPods", index) if index < pods else ("remapExternal", index - pods)
-        yield f"{at}.{field}[{place}]", prefix
+    families, far = state.clusters[attachment.end.cluster].families, state.clusters[attachment.far.cluster]
+    for field, ours, theirs in _remaps(attachment, far):
+        for index, prefix in enumerate(ours or theirs):
+            if prefix.family in families:
+                yield f"{at}.{field}[{index}]", prefix
 
 
 def _underlay(address: Address, owner: str, attachment: Attachment, state: State, field: str) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ TUNNELS: Literal["tunnels"] = "tunnels"
 
 
 class Number(Struct, frozen=True):
-    """A host's number in its cluster, 1 to 4094: the host part of its overlay address."""
+    """A host's number in its cluster, 1 to 4094: the host part of its overlay address in each family."""
 
     number: int
 
@@ -103,7 +103,8 @@ class Allocations:
             if state.host(self._owner[host.cluster, number]) is None:
                 self._release(self._owner[host.cluster, number])
                 return number
-        msg = f"the internal prefix {state.clusters[host.cluster].internal_prefix} has no room for another host ({room} in use)"
+        smallest = min(state.clusters[host.cluster].internal_prefixes, key=lambda prefix: prefix.size)
+        msg = f"the internal prefix {smallest} has no room for another host ({room} in use)"
         raise Exhausted(msg)
 
     def _release(self, host: HostId) -> None:
@@ -115,8 +116,8 @@ class Allocations:
 
 
 def _room(state: State, cluster: str) -> int:
-    """The highest host number that the cluster's internal prefix has an address for."""
-    return min(HOST_NUMBER_MAX, state.clusters[cluster].internal_prefix.network.num_addresses - 2)
+    """The highest host number that each of the cluster's internal prefixes has an address for."""
+    return min(HOST_NUMBER_MAX, *(prefix.size - 2 for prefix in state.clusters[cluster].internal_prefixes))
 
 
 def advance(current: Rollout, wanted: int, *, first_holds: bool, both_hold: bool) -> Rollout:

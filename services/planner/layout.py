@@ -6,6 +6,8 @@ always written and matched under the class mask, so that other bits of a mark su
 
 from __future__ import annotations
 
+from schemas.values import IPV4, IPV6, Address, Family, Prefix
+
 CLASS_MASK = 0xFF00
 CLASS_OUTGOING = 0xFF00
 """From a node of the own cluster, to be sent through the tunnels."""
@@ -24,16 +26,26 @@ RULE_INCOMING = 901
 RULE_NODE = 900
 
 VXLAN_PORT = 4789
-VXLAN_OVERHEAD_BYTES = 50
-WIREGUARD_OVERHEAD_BYTES = 60
-"""Outer IPv4 (20), UDP (8), WireGuard data header (16) and authentication tag (16)."""
+VXLAN_OVERHEAD_BYTES = {IPV4: 50, IPV6: 70}
+"""By the outer family: IPv4 (20) or IPv6 (40), UDP (8), VXLAN (8), inner Ethernet (14)."""
+WIREGUARD_OVERHEAD_BYTES = {IPV4: 60, IPV6: 80}
+"""By the outer family: IPv4 (20) or IPv6 (40), UDP (8), WireGuard data header (16) and authentication tag (16)."""
 
-RESERVED = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
-"""Prefixes that no cluster may use: this network, loopback, link-local (the tunnels' own addresses among them), multicast and beyond."""
-NO_HOST = ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")
+TUNNEL_NETWORK: dict[Family, Prefix] = {IPV4: Prefix("169.254.18.0/24"), IPV6: Prefix("fd6d:6573:6812::/64")}
+"""Each tunnel has four addresses of each; the end that is named first in the peering has the second of them (Liqo's numbers), the other
+end the third."""
+TUNNEL_LENGTH = {IPV4: 30, IPV6: 126}
+OVERLAY_LINK_LOCAL = {1: Address("fe80::1"), 2: Address("fe80::2")}
+"""By side of an overlay link, the gateway's first. Neighbours are asked for from a link-local address, and the kernel's own one is of no
+use for a second or more after the link is made."""
+NEVER_ROUTED = ("::/128", "fe80::/10")
+"""IPv6 sources of neighbour discovery and the like: no route leads there, and the kernel forwards nothing from them."""
+
+RESERVED = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/8", "fd6d:6573:6812::/48", "fe80::/10", "ff00::/8")
+"""Prefixes that no cluster may use: this network, loopback, IPv4 in other forms, link-local and the tunnels' own addresses, multicast
+and beyond."""
+NO_HOST = ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3", "::/8", "fe80::/10", "ff00::/8")
 """Where no underlay address can be."""
-TUNNEL_NETWORK = "169.254.18.0/24"
-"""Each tunnel has a /30 of it; the end that is named first in the peering has the first address (Liqo's numbers)."""
 
 HOST_NUMBER_MAX = 4094
 HOST_NUMBER_BITS = 12

@@ -70,7 +70,7 @@ class State:
         self.objects[item.ref] = item
         self._counts[item.kind] += 1
         if isinstance(item, Node | Gateway):
-            self._hosts_by_address[item.cluster, item.address] = item
+            self._hosts_by_address.update({(item.cluster, address): item for address in item.addresses})
             self._hosts_by_link[item.cluster, overlay_link(item.name)] = item
         match item:
             case Cluster():
@@ -100,7 +100,8 @@ class State:
                 del self.clusters[item.name]
             case Node() | Gateway():
                 del (self.nodes if isinstance(item, Node) else self.gateways)[item.cluster][item.name]
-                self._hosts_by_address.pop((item.cluster, item.address), None)
+                for address in item.addresses:
+                    self._hosts_by_address.pop((item.cluster, address), None)
                 self._hosts_by_link.pop((item.cluster, overlay_link(item.name)), None)
             case PublicKey():
                 del self.keys[HostId(item.cluster, item.name)]
@@ -149,9 +150,13 @@ class State:
 
 
 def seen_prefixes(state: State, attachment: Attachment) -> list[tuple[Prefix, Prefix]]:
-    """How an end sees the other: pairs of the prefix it uses and the other cluster's real one, pods first, then external."""
-    far = state.clusters[attachment.far.cluster]
+    """How an end sees the other: pairs of the prefix it uses and the other cluster's real one, pods first, then external.
+
+    Prefixes of a family that the end's own cluster does not have are nothing to it.
+    """
+    families, far = state.clusters[attachment.end.cluster].families, state.clusters[attachment.far.cluster]
     end = attachment.end
     pods = end.remap_pods or far.pod_prefixes
     external = end.remap_external or far.external_prefixes
-    return [*zip(pods, far.pod_prefixes, strict=True), *zip(external, far.external_prefixes, strict=True)]
+    pairs = (*zip(pods, far.pod_prefixes, strict=True), *zip(external, far.external_prefixes, strict=True))
+    return [(seen, real) for seen, real in pairs if real.family in families]

@@ -26,6 +26,7 @@ import pytest
 
 from schemas.plan import HostPlan
 from schemas.topology import Gateway, Node, Peering, Pod, PublicKey, Topology
+from schemas.values import FAMILIES
 from services.cli.files import load
 from services.cli.lab import listing, namespaces, probe, traffic
 from services.cli.lab.crew import host_view
@@ -169,17 +170,22 @@ class Mesh:
         """All that is meshmark's in a host's kernel, in words that do not change by themselves; so not the marker, which counts."""
         name = f"{PREFIX}{host}"
         tables = [listing.table(name, "inet", table) for table in listing.own_tables(name) if table != MARKER_TABLE]
-        return [*tables, *listing.own_rules(name), *listing.own_routes(name), *listing.own_links(name)]
+        return [
+            *tables,
+            *(rule for family in FAMILIES for rule in listing.own_rules(name, family)),
+            *listing.own_routes(name),
+            *listing.own_links(name),
+        ]
 
     def state(self, host: str) -> dict[str, str]:
         """All that a host's kernel holds of any owner, as text by what it is. nftables without counters and handles."""
         commands = {
             "nft": ["nft", "--stateless", "list", "ruleset"],
-            "rules": ["ip", "rule"],
+            "rules": ["sh", "-c", "ip rule; ip -6 rule"],
             "routes": ["ip", "-details", "route", "show", "table", "all"],
             "links": ["ip", "-details", "link"],
             "addresses": ["ip", "-brief", "address"],
-            "sysctls": ["sysctl", "-a", "--pattern", r"^net\.ipv4\.(ip_forward|fwmark_reflect|fib_|conf\.)"],
+            "sysctls": ["sysctl", "-a", "--pattern", r"^net\.ipv[46]\.(ip_forward|fwmark_reflect|fib_|conf\.)"],
         }
         return {what: self.run(host, *command) for what, command in commands.items()}
 

@@ -27,7 +27,7 @@ NODE: dict[str, Any] = {
     "kind": "Node",
     "cluster": "rome",
     "name": "worker-9",
-    "address": "172.18.0.19",
+    "addresses": ["172.18.0.19"],
     "podPrefixes": ["10.200.9.0/24"],
 }
 LONG_NAME = "ip-10-0-0-13.eu-west-1.compute.internal0"  # 40 characters, as EC2 makes them
@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[str, Change, str, str]] = {
     "a name with % and *": ("node", lambda item: item.update(name=WILD_NAME), "$.name", "is not a name"),
     "an unknown field": ("node", lambda item: item.update(colour="red"), "", "unknown field `colour`"),
     "a missing cluster": ("node", lambda item: item.update(cluster="genoa"), "$.cluster", "cluster 'genoa' is not known"),
-    "a value of another type": ("node", lambda item: item.update(address=["172.18.0.19"]), "$.address", "expected text, got list"),
+    "a value of another type": ("node", lambda item: item.update(addresses="172.18.0.19"), "$.addresses", "Expected `array`, got `str`"),
 }
 
 
@@ -244,7 +244,7 @@ async def test_the_last_good_value_outlives_the_planner(mesh, live, tmp_path: Pa
 async def test_a_long_name_with_dots_works(mesh, live):
     """A node whose name has 40 characters and dots is admitted, planned and applied, and its pod is reached from everywhere."""
     assert len(LONG_NAME) == len(WILD_NAME) == 40
-    node = Node(name=Name(LONG_NAME), cluster=Name("rome"), address=Address("172.18.0.13"), pod_prefixes=(Prefix("10.200.3.0/24"),))
+    node = Node(name=Name(LONG_NAME), cluster=Name("rome"), addresses=(Address("172.18.0.13"),), pod_prefixes=(Prefix("10.200.3.0/24"),))
     pod = Pod(name=Name("till.of.the.shop"), cluster=Name("rome"), node=node.name, addresses=(Address("10.200.3.10"),))
     await live.publish(node, pod)
     checks = await live.carries()

@@ -48,7 +48,7 @@ async def test_a_tunnel_comes_and_goes_without_a_loss(mesh, live):
 async def test_a_node_with_a_pod_joins_and_leaves_without_a_loss(mesh, live):
     """A new node's pod is reached from everywhere; when both go, the other hosts hold what they held before."""
     before = {host: mesh.own_state(host) for host in mesh.hosts}
-    node = Node(name=Name("worker-3"), cluster=Name("rome"), address=Address("172.18.0.13"), pod_prefixes=(Prefix("10.200.3.0/24"),))
+    node = Node(name=Name("worker-3"), cluster=Name("rome"), addresses=(Address("172.18.0.13"),), pod_prefixes=(Prefix("10.200.3.0/24"),))
     pod = Pod(name=Name("till"), cluster=Name("rome"), node=node.name, addresses=(Address("10.200.3.10"),))
     async with live.undisturbed(*ACROSS, *WITHIN):
         await live.publish(node, pod)
@@ -160,10 +160,10 @@ def sites() -> list:
     found: list = []
     for number, name in enumerate(map(Name, SITES), start=2):
         external, internal = Prefix(f"10.{70 + number}.0.0/16"), Prefix(f"10.{80 + number}.0.0/16")
-        node = Node(name=Name("worker"), cluster=name, address=Address(f"172.18.{number}.11"), pod_prefixes=(Prefix("10.200.1.0/24"),))
+        node = Node(name=Name("worker"), cluster=name, addresses=(Address(f"172.18.{number}.11"),), pod_prefixes=(Prefix("10.200.1.0/24"),))
         found += [
-            Cluster(name=name, pod_prefixes=(Prefix("10.200.0.0/16"),), external_prefixes=(external,), internal_prefix=internal),
-            Gateway(name=Name("edge"), cluster=name, address=Address(f"172.18.{number}.10")),
+            Cluster(name=name, pod_prefixes=(Prefix("10.200.0.0/16"),), external_prefixes=(external,), internal_prefixes=(internal,)),
+            Gateway(name=Name("edge"), cluster=name, addresses=(Address(f"172.18.{number}.10"),)),
             node,
             Pod(name=Name("desk"), cluster=name, node=node.name, addresses=(Address("10.200.1.10"),)),
         ]

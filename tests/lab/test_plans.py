@@ -130,7 +130,7 @@ async def test_what_is_printed_offline_is_what_the_lab_holds(mesh, live, scratch
     assert sorted(printed) == mesh.hosts
     for host, parts in printed.items():
         ours, theirs = scratch, f"mm.{host}"
-        address = mesh.object(f"{'Gateway' if 'gateway' in host else 'Node'}/{host.replace('.', '/')}").address
+        address = mesh.object(f"{'Gateway' if 'gateway' in host else 'Node'}/{host.replace('.', '/')}").addresses[0]
         typed_in(ours, parts, address)
         assert nft(ours) == nft(theirs), host
         assert rules(ours) == rules(theirs), host

@@ -142,7 +142,7 @@ def test_the_wiring_follows_the_topology(wiring: Wiring):
 def test_a_new_underlay_mtu_makes_the_hosts_anew(wiring: Wiring):
     def with_mtu(mtu: int) -> list[Topology]:
         clusters = [
-            Cluster(name=item.name, pod_prefixes=item.pod_prefixes, internal_prefix=item.internal_prefix, mtu=mtu)
+            Cluster(name=item.name, pod_prefixes=item.pod_prefixes, internal_prefixes=item.internal_prefixes, mtu=mtu)
             for item in EXAMPLE
             if isinstance(item, Cluster)
         ]

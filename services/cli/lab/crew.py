@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import get_args
 
 import services
-from services.cli.lab.layout import PREFIX, ROUTER, UNDERLAY, Host
+from schemas.values import IPV4, IPV6
+from services.cli.lab.layout import BROKER, PREFIX, UNDERLAY, Host
 from services.cli.lab.processes import Command
 from services.cli.lab.state import Folder, write_private
 from services.runtime import accounts
@@ -42,7 +43,7 @@ class Crew:
     def config(self) -> ServerConfig:
         """The broker's configuration for all that were enrolled so far. Who has no credentials is the publisher: the lab is one's own."""
         return ServerConfig(
-            address="0.0.0.0",  # noqa: S104 - all interfaces of the lab's own underlay
+            address="[::]",  # all interfaces of the lab's own underlay, in both families
             port=self._port,
             store_dir=str(self._folder.nats / "streams"),
             planner=self._passwords[accounts.PLANNER],
@@ -81,7 +82,7 @@ class Crew:
                 f"{role}.{name}",
                 host_view(self._folder, host.namespace),
                 role,
-                self._settings(accounts.host_user(role, host.cluster, host.name), ROUTER)
+                self._settings(accounts.host_user(role, host.cluster, host.name), _broker(host))
                 | {
                     "MESHMARK_CLUSTER": host.cluster,
                     "MESHMARK_HOST": host.name,
@@ -112,6 +113,11 @@ class Crew:
 
     def _write(self, user: str, password: str) -> None:
         write_private(self._folder.credentials(user), json.dumps({"user": user, "password": password}).encode())
+
+
+def _broker(host: Host) -> str:
+    """Where a host finds the broker: by IPv4 if it can."""
+    return BROKER[IPV4] if host.address(IPV4) else f"[{BROKER[IPV6]}]"
 
 
 def service_name(namespace: str) -> str:

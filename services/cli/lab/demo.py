@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from rich.console import Console
 import services
 from schemas.drift import DriftEvent
 from schemas.topology import Gateway, Node, Peering, Pod, Topology
-from schemas.values import Address, Name
+from schemas.values import FAMILIES, Address, Name
 from services.cli.files import load
 from services.cli.lab import listing, namespaces, probe, readiness, teardown, traffic
 from services.cli.lab.board import Board
@@ -153,10 +154,11 @@ async def _drift(feed: Feed, layer: str, state: str, first: int) -> DriftEvent |
 
 async def _add_pod(story: Story, feed: Feed, topology: Sequence[Topology]) -> None:
     other = next(item for item in topology if isinstance(item, Pod))
-    pod = Pod(name=Name("kiosk"), cluster=other.cluster, node=other.node, addresses=(Address(_next(other.addresses[0])),))
+    pod = Pod(name=Name("kiosk"), cluster=other.cluster, node=other.node, addresses=tuple(map(_next, other.addresses)))
+    where = " and ".join(pod.addresses)
     story.chapter(
         "The topology changes: one more pod",
-        f"A publisher says that {pod.cluster} has a pod {pod.name} at {pod.addresses[0]}. Nobody restarts anything; the pod is reached "
+        f"A publisher says that {pod.cluster} has a pod {pod.name} at {where}. Nobody restarts anything; the pod is reached "
         "from everywhere as soon as it is there.",
     )
     await feed.publish(pod)
@@ -237,7 +239,12 @@ def _gateways(peering: Peering) -> list[str]:
 def _own_state(host: str) -> list[str]:
     """All that is ours in a host's kernel, in words that do not change by themselves."""
     tables = [listing.table(host, "inet", name) for name in listing.own_tables(host)]
-    return [*tables, *listing.own_rules(host), *listing.own_routes(host), *listing.own_links(host)]
+    return [
+        *tables,
+        *(rule for family in FAMILIES for rule in listing.own_rules(host, family)),
+        *listing.own_routes(host),
+        *listing.own_links(host),
+    ]
 
 
 def _spreads(gateway: str, tunnels: int) -> Callable[[], bool]:
@@ -252,9 +259,8 @@ def _leftovers(host: str) -> Callable[[], str]:
     return lambda: "; ".join(listing.leftovers(host))
 
 
-def _next(address: Address) -> str:
-    head, _, last = address.rpartition(".")
-    return f"{head}.{int(last) + 1}"
+def _next(address: Address) -> Address:
+    return Address(ipaddress.ip_address(address) + 1)
 
 
 @contextlib.contextmanager

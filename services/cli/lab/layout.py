@@ -10,28 +10,35 @@ import hashlib
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from schemas.topology import Cluster, Gateway, Node, Pod, Topology
-from schemas.values import Address, Name, Prefix
+from schemas.values import IPV4, IPV6, Address, Family, Name, Prefix
 
 PREFIX = "mm."
 """Every network namespace of the lab begins so, and none else does."""
 UNDERLAY = "mm.underlay"
-ROUTER = Address("169.254.1.1")
-"""The underlay's router as each host sees it, and each node as its pods see it (link-local, as in many CNIs)."""
+ROUTER = {IPV4: Address("169.254.1.1"), IPV6: Address("fe80::1")}
+"""The underlay's router as each host sees it, and each node as its pods see it (link-local, as in many CNIs), by family."""
+BROKER = {IPV4: ROUTER[IPV4], IPV6: Address("fd6d:6573:6800::1")}
+"""Where hosts find the broker, which is in the router's namespace: a link-local address would need a zone."""
 
 
 class Host(Struct, frozen=True):
-    """A node or gateway. `routes` are the CNI's: which pods of the cluster are behind which other node."""
+    """A node or gateway. `routes` are the CNI's: which pods of the cluster are behind which other node.
+
+    `speaks_ipv6` is False where nothing ever does: such a host is spared what IPv6 says by itself.
+    """
 
     cluster: Name
     name: Name
-    address: Address
+    addresses: tuple[Address, ...]
     uplink: Name
     mtu: int
     pod_prefixes: tuple[Prefix, ...] = ()
     routes: frozenset[tuple[Prefix, Address]] = frozenset()
     runs_pods: bool = False
+    speaks_ipv6: bool = False
 
     @property
     def namespace(self) -> str:
@@ -45,7 +52,11 @@ class Host(Struct, frozen=True):
     @property
     def machine(self) -> Host:
         """The host without its routes: what cannot change but by making the host anew."""
-        return Host(self.cluster, self.name, self.address, self.uplink, self.mtu, self.pod_prefixes, runs_pods=self.runs_pods)
+        return replace(self, routes=frozenset())
+
+    def address(self, family: Family) -> Address | None:
+        """Its underlay address of a family, if it has one."""
+        return next((address for address in self.addresses if address.family == family), None)
 
 
 class PodSpace(Struct, frozen=True):
@@ -56,6 +67,10 @@ class PodSpace(Struct, frozen=True):
     node: str
     addresses: tuple[Address, ...]
     mtu: int
+
+    @property
+    def speaks_ipv6(self) -> bool:
+        return any(address.family == IPV6 for address in self.addresses)
 
     @property
     def namespace(self) -> str:
@@ -117,15 +132,19 @@ def layout(objects: Iterable[Topology]) -> Layout:
 
 
 def _host(item: Node | Gateway, cluster: Cluster, nodes: Iterable[Node], pods: Iterable[Pod]) -> Host:
+    speaks_ipv6 = any(value.family == IPV6 for value in [*(address.host_prefix for address in item.addresses), *cluster.internal_prefixes])
+    made = Host(item.cluster, item.name, item.addresses, item.uplink, cluster.mtu, speaks_ipv6=speaks_ipv6)
     if isinstance(item, Gateway):
-        return Host(item.cluster, item.name, item.address, item.uplink, cluster.mtu)
+        return made
     routes = set()
     for node in nodes:
         if node.cluster != item.cluster or node.name == item.name:
             continue
         strays = (address.host_prefix for pod in pods if (pod.cluster, pod.node) == (node.cluster, node.name) for address in pod.addresses)
-        routes |= {(prefix, node.address) for prefix in (*node.pod_prefixes, *_outside(strays, node.pod_prefixes))}
-    return Host(item.cluster, item.name, item.address, item.uplink, cluster.mtu, cluster.pod_prefixes, frozenset(routes), runs_pods=True)
+        for prefix in (*node.pod_prefixes, *_outside(strays, node.pod_prefixes)):
+            # Without an underlay of its family, a prefix is reached by nobody but peers.
+            routes |= {(prefix, address) for address in node.addresses if address.family == prefix.family and made.address(prefix.family)}
+    return replace(made, pod_prefixes=cluster.pod_prefixes, routes=frozenset(routes), runs_pods=True)
 
 
 def _outside(prefixes: Iterable[Prefix], covering: tuple[Prefix, ...]) -> list[Prefix]:

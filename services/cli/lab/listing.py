@@ -7,6 +7,7 @@ import subprocess
 from typing import Any
 
 from schemas.plan import OWN_ALIAS, OWN_PROTOCOL, OWN_TABLE_PREFIX
+from schemas.values import FAMILIES, IPV4, Family
 from services.runtime.errors import Permanent
 
 
@@ -37,10 +38,12 @@ def chains_with_rules(namespace: str, name: str) -> list[str]:
     return list(dict.fromkeys(item["rule"]["chain"] for item in found if "rule" in item))
 
 
-def own_rules(namespace: str) -> list[str]:
-    """Our policy rules, one line each as ``ip rule delete`` takes them."""
+def own_rules(namespace: str, family: Family = IPV4) -> list[str]:
+    """Our policy rules of a family, one line each as ``ip rule delete`` takes them."""
     # Filtered here: iproute2 6.1 takes `list proto 77` for a rule and lists all of them.
-    lines = [line for line in run(namespace, "ip", "rule", "list").splitlines() if line.rstrip().endswith(f" proto {OWN_PROTOCOL}")]
+    lines = [
+        line for line in run(namespace, "ip", f"-{family}", "rule", "list").splitlines() if line.rstrip().endswith(f" proto {OWN_PROTOCOL}")
+    ]
     return [f"pref {priority} {rest.strip()}" for priority, _, rest in (line.partition(":") for line in lines)]
 
 
@@ -60,7 +63,7 @@ def leftovers(namespace: str) -> list[str]:
     """Everything that is ours in this kernel, one word or line each."""
     tables = [f"table {name}" for name in own_tables(namespace)]
     links = [f"link {name}" for name in own_links(namespace)]
-    rules = [f"rule {line}" for line in own_rules(namespace)]
+    rules = [f"rule {line}" for family in FAMILIES for line in own_rules(namespace, family)]
     return [*tables, *links, *rules, *(f"route {line}" for line in own_routes(namespace))]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
+import functools
 import itertools
 import socket
 import struct
@@ -19,12 +19,15 @@ import msgspec
 from msgspec import Struct
 
 from schemas.topology import Pod, Topology
+from schemas.values import FAMILIES, IPV4, IPV6, SOCKET_FAMILY, Address, Family
 from services.cli.lab import namespaces
 from services.cli.lab.expected import Walk, expected
 from services.cli.lab.layout import pod_namespace
 from services.runtime.errors import MeshmarkError, Permanent
 
 Protocol = Literal["udp", "tcp"]
+Place = tuple[str, Family]
+"""A network namespace, and the family of what is to be served there."""
 
 _TRIES = 6
 _PATIENCE_S = 0.3
@@ -42,16 +45,18 @@ class Check(Struct, frozen=True):
 
 
 class Probe(Struct, frozen=True):
-    """One pod pair and protocol, and what has to be seen; `walk` is None where the topology gives no way."""
+    """One pod pair, protocol and family, and what has to be seen; `walk` is None where the topology gives no way."""
 
     client: Pod
     server: Pod
     protocol: Protocol
     walk: Walk | None
+    family: Family = IPV4
 
     @property
     def name(self) -> str:
-        return f"{self.protocol} {self.client.cluster}/{self.client.name} → {self.server.cluster}/{self.server.name}"
+        protocol = f"{self.protocol}6" if self.family == IPV6 else self.protocol
+        return f"{protocol} {self.client.cluster}/{self.client.name} → {self.server.cluster}/{self.server.name}"
 
 
 class Seen(Struct, frozen=True):
@@ -62,12 +67,14 @@ class Seen(Struct, frozen=True):
 
 
 def probes(topology: Iterable[Topology]) -> list[Probe]:
-    """Every ordered pod pair, by UDP and by TCP."""
+    """Every ordered pod pair, by UDP and by TCP, in each family that both pods have."""
     items = list(topology)
     pods = sorted((item for item in items if isinstance(item, Pod)), key=lambda pod: pod.ref)
     return [
-        Probe(client, server, protocol, expected(items, client, server))
+        Probe(client, server, protocol, expected(items, client, server, family), family)
         for client, server in itertools.permutations(pods, 2)
+        for family in FAMILIES
+        if all(any(address.family == family for address in pod.addresses) for pod in (client, server))
         for protocol in ("udp", "tcp")
     ]
 
@@ -77,21 +84,22 @@ async def check(topology: Iterable[Topology]) -> list[Check]:
     wanted = [probe for probe in probes(topology) if probe.walk is not None]
     gate = asyncio.Semaphore(_TOGETHER)
 
-    async def one(probe: Probe, ports: dict[str, int]) -> Check:
+    async def one(probe: Probe, ports: dict[Place, int]) -> Check:
         async with gate:
             return await _check(probe, ports)
 
-    async with _servers({_namespace(pod) for probe in wanted for pod in (probe.client, probe.server)}) as ports:
+    async with _servers({(_namespace(pod), probe.family) for probe in wanted for pod in (probe.client, probe.server)}) as ports:
         return list(await asyncio.gather(*(one(probe, ports) for probe in wanted)))
 
 
-async def _check(probe: Probe, ports: dict[str, int]) -> Check:
+async def _check(probe: Probe, ports: dict[Place, int]) -> Check:
     assert probe.walk is not None
     walk = probe.walk
     try:
-        port = ports[_namespace(probe.server)]
+        port = ports[_namespace(probe.server), probe.family]
         ask = _ask_udp if probe.protocol == "udp" else _ask_tcp
-        seen = await ask(_namespace(probe.client), (probe.client.addresses[0], walk.dial, port))
+        source = next(address for address in probe.client.addresses if address.family == probe.family)
+        seen = await ask(_namespace(probe.client), (source, walk.dial, port))
     except MeshmarkError as error:
         return Check(probe.name, ok=False, detail=str(error))
     except KeyError:
@@ -108,28 +116,32 @@ def _namespace(pod: Pod) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _servers(names: Iterable[str]) -> AsyncIterator[dict[str, int]]:
-    """A UDP and a TCP server in each namespace; the port of each, which is the same for both. A namespace that is gone has none."""
+async def _servers(places: Iterable[Place]) -> AsyncIterator[dict[Place, int]]:
+    """A UDP and a TCP server in each place; the port of each, which is the same for both. A namespace that is gone has none."""
     loop = asyncio.get_running_loop()
     ports = {}
     async with contextlib.AsyncExitStack() as stack:
-        for name in names:
+        for name, family in places:
             try:
-                datagrams, listener = namespaces.inside(name, _server_sockets)
+                datagrams, listener = namespaces.inside(name, functools.partial(_server_sockets, family))
             except Permanent:
                 continue
-            ports[name] = listener.getsockname()[1]
+            ports[name, family] = listener.getsockname()[1]
             loop.add_reader(datagrams, _answer_udp, datagrams)
             stack.callback(_close_reader, loop, datagrams)
             await stack.enter_async_context(await asyncio.start_server(_answer_tcp, sock=listener))
         yield ports
 
 
-def _server_sockets() -> tuple[socket.socket, socket.socket]:
-    listener = socket.create_server(("", 0), backlog=1024)
-    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+def _server_sockets(family: Family) -> tuple[socket.socket, socket.socket]:
+    listener = socket.create_server(("", 0), family=SOCKET_FAMILY[family], backlog=1024)
+    datagrams = socket.socket(SOCKET_FAMILY[family], socket.SOCK_DGRAM)
     datagrams.setblocking(False)  # noqa: FBT003 - positional in the standard library
-    datagrams.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+    if family == IPV6:
+        datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+    else:
+        datagrams.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
     datagrams.bind(("", listener.getsockname()[1]))
     return datagrams, listener
 
@@ -143,13 +155,18 @@ def _answer_udp(datagrams: socket.socket) -> None:
     """Answer every datagram that waits, from the address that it was sent to."""
     with contextlib.suppress(OSError):
         while True:
-            token, ancillary, _, (source, port) = datagrams.recvmsg(64, 128)
+            token, ancillary, _, sender = datagrams.recvmsg(64, 128)
             for level, kind, data in ancillary:
                 if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
                     _, local, destination = struct.unpack("=i4s4s", data)
-                    answer = token + msgspec.json.encode(Seen(source, str(ipaddress.IPv4Address(destination))))
-                    back = (socket.IPPROTO_IP, _IP_PKTINFO, struct.pack("=i4s4s", 0, local, bytes(4)))
-                    datagrams.sendmsg([answer], [back], 0, (source, port))
+                    back = struct.pack("=i4s4s", 0, local, bytes(4))
+                elif (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO):
+                    destination = data[:16]
+                    back = data[:16] + bytes(4)  # from that address, by any link
+                else:
+                    continue
+                answer = token + msgspec.json.encode(Seen(sender[0], str(Address.of(destination))))
+                datagrams.sendmsg([answer], [(level, kind, back)], 0, sender)
 
 
 async def _answer_tcp(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -191,7 +208,7 @@ async def _ask_tcp(namespace: str, walk: tuple[str, str, int]) -> Seen | None:
 @contextlib.contextmanager
 def _client(namespace: str, kind: socket.SocketKind, source: str) -> Iterator[socket.socket]:
     def make() -> socket.socket:
-        opened = socket.socket(socket.AF_INET, kind)
+        opened = socket.socket(SOCKET_FAMILY[Address(source).family], kind)
         opened.setblocking(False)  # noqa: FBT003 - positional in the standard library
         opened.bind((source, 0))
         return opened

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import AsyncIterator
 
+from schemas.values import SOCKET_FAMILY, Address, Family
 from services.cli.lab import namespaces
 
 _FLOWS = 8
@@ -54,11 +56,12 @@ async def running(client: str, server: str, address: str) -> AsyncIterator[Traff
     loop = asyncio.get_running_loop()
     traffic = Traffic()
     with contextlib.ExitStack() as stack:
-        echo = stack.enter_context(namespaces.inside(server, _socket))
+        make = functools.partial(_socket, Address(address).family)
+        echo = stack.enter_context(namespaces.inside(server, make))
         port = echo.getsockname()[1]
         loop.add_reader(echo, _echo, echo)
         stack.callback(loop.remove_reader, echo)
-        clients = [stack.enter_context(namespaces.inside(client, _socket)) for _ in range(_FLOWS)]
+        clients = [stack.enter_context(namespaces.inside(client, make)) for _ in range(_FLOWS)]
         for each in clients:
             loop.add_reader(each, _take, each, traffic)
             stack.callback(loop.remove_reader, each)
@@ -70,8 +73,8 @@ async def running(client: str, server: str, address: str) -> AsyncIterator[Traff
             await traffic.settle()
 
 
-def _socket() -> socket.socket:
-    opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+def _socket(family: Family) -> socket.socket:
+    opened = socket.socket(SOCKET_FAMILY[family], socket.SOCK_DGRAM)
     opened.setblocking(False)  # noqa: FBT003 - positional in the standard library
     opened.bind(("", 0))
     return opened

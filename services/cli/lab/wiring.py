@@ -7,16 +7,29 @@ masquerading in a table of its own (``ip lab-cni``). meshmark never touches any 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable
 
-from schemas.values import Address, Prefix
+from schemas.values import IPV4, IPV6, Address, Prefix
 from services.cli.lab import namespaces
-from services.cli.lab.layout import ROUTER, UNDERLAY, Host, Layout, PodSpace
+from services.cli.lab.layout import BROKER, ROUTER, UNDERLAY, Host, Layout, PodSpace
 from services.runtime.errors import Permanent
 
-_QUIET = (
-    # The lab is IPv4; without this each link sends router solicitations and multicast reports into every capture.
+_NO_IPV6 = (
+    # Where nothing speaks IPv6; without this each link sends router solicitations and multicast reports into every capture.
     ("ipv6/conf/all/disable_ipv6", "1"),
     ("ipv6/conf/default/disable_ipv6", "1"),
+)
+_IPV6 = (
+    ("ipv6/conf/all/disable_ipv6", "0"),
+    ("ipv6/conf/default/disable_ipv6", "0"),
+    # Addresses of use at once, and none but those that are given.
+    ("ipv6/conf/default/accept_dad", "0"),
+    ("ipv6/conf/default/accept_ra", "0"),
+    ("ipv6/conf/default/router_solicitations", "0"),
+    # The router sends hosts of its one link to each other, and they stay with the router.
+    ("ipv6/conf/default/accept_redirects", "0"),
+)
+_QUIET = (
     # A new namespace inherits these from the machine, and the lab is to be the same everywhere.
     ("ipv4/conf/all/rp_filter", "0"),
     ("ipv4/conf/default/rp_filter", "0"),
@@ -25,9 +38,10 @@ _QUIET = (
     ("ipv4/conf/all/send_redirects", "0"),
     ("ipv4/conf/default/send_redirects", "0"),
 )
+_NFT_FAMILY = {IPV4: "ip", IPV6: "ip6"}
 _ROUTER_MAC = "02:4d:00:00:00:01"
-_FORWARD = ("ipv4/ip_forward", "1")
-_NO_FORWARD = ("ipv4/ip_forward", "0")
+_FORWARD = (("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1"))
+_NO_FORWARD = (("ipv4/ip_forward", "0"), ("ipv6/conf/all/forwarding", "0"))
 
 
 class Wiring:
@@ -35,17 +49,18 @@ class Wiring:
 
     def __init__(self) -> None:
         self.made = Layout({}, {})
+        self._routes_ipv6 = False
 
     def make_underlay(self) -> None:
         """The router in the middle: one bridge, one address, a route to each host."""
         namespaces.script([f"netns add {UNDERLAY}"])
-        namespaces.set_sysctls(UNDERLAY, (*_QUIET, _FORWARD))
+        namespaces.set_sysctls(UNDERLAY, (*_NO_IPV6, *_QUIET, *_FORWARD))
         namespaces.script(
             [
                 "link set lo up",
                 # An address of its own: else it is the lowest of the ports' and changes under the hosts' feet as hosts come and go.
-                f"link add br0 address {_ROUTER_MAC} type bridge stp_state 0 forward_delay 0",
-                f"address add {ROUTER}/32 dev br0",
+                f"link add br0 address {_ROUTER_MAC} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+                f"address add {ROUTER[IPV4]}/32 dev br0",
                 "link set br0 up",
             ],
             UNDERLAY,
@@ -69,18 +84,31 @@ class Wiring:
             if name not in made.pods:
                 self._make_pod(pod, wanted.hosts[pod.node])
 
+    def _route_ipv6(self) -> None:
+        """Let the underlay's router speak IPv6, on its own link alone."""
+        if not self._routes_ipv6:
+            quiet = (name.replace("/default/", "/br0/") for name, _ in _IPV6 if "/default/" in name)
+            namespaces.set_sysctls(UNDERLAY, ((name, "0") for name in quiet))
+            namespaces.script([f"address add {ROUTER[IPV6]}/64 dev br0 nodad", f"address add {BROKER[IPV6]}/128 dev br0 nodad"], UNDERLAY)
+            self._routes_ipv6 = True
+
     def _make_host(self, host: Host) -> None:
         namespaces.remove([host.namespace])
         near, far = f"name {host.cable} mtu {host.mtu} netns {UNDERLAY}", f"name {host.uplink} mtu {host.mtu} netns {host.namespace}"
-        namespaces.script([f"netns add {host.namespace}", f"link add {near} type veth peer {far}"])
-        namespaces.set_sysctls(host.namespace, (*_QUIET, _FORWARD if host.runs_pods else _NO_FORWARD))
-        namespaces.script([f"link set {host.cable} master br0 up", f"route replace {host.address}/32 dev br0 proto static"], UNDERLAY)
+        _make_namespace(host, _FORWARD if host.runs_pods else _NO_FORWARD)
+        if host.address(IPV6):
+            self._route_ipv6()
+        routes = [f"route replace {address.host_prefix} dev br0 proto static" for address in host.addresses]
+        namespaces.script([f"link add {near} type veth peer {far}"])
+        namespaces.script([f"link set {host.cable} master br0 up", *routes], UNDERLAY)
         namespaces.script(
             [
                 "link set lo up",
-                f"address add {host.address}/32 dev {host.uplink}",
+                *(f"address add {address.host_prefix} dev {host.uplink}" for address in host.addresses),
                 f"link set {host.uplink} up",
-                f"route add default via {ROUTER} dev {host.uplink} onlink proto static",
+                *(f"route add default via {ROUTER[address.family]} dev {host.uplink} onlink proto static" for address in host.addresses),
+                # What a node has no way to it does not answer for; without IPv4 itself it is still its pods' router.
+                *([] if host.address(IPV4) else [f"route add {ROUTER[IPV4]}/32 dev {host.uplink} proto static"]),
             ],
             host.namespace,
         )
@@ -90,7 +118,8 @@ class Wiring:
 
     def _remove_host(self, host: Host) -> None:
         del self.made.hosts[host.namespace]
-        namespaces.script([f"route delete {host.address}/32 dev br0", f"link delete {host.cable}"], UNDERLAY)
+        routes = [f"route delete {address.host_prefix} dev br0" for address in host.addresses]
+        namespaces.script([*routes, f"link delete {host.cable}"], UNDERLAY)
         namespaces.remove([host.namespace])
 
     def _set_routes(self, made: Host, wanted: Host) -> None:
@@ -102,23 +131,24 @@ class Wiring:
     def _make_pod(self, pod: PodSpace, node: Host) -> None:
         namespaces.remove([pod.namespace])
         near, far = f"name {pod.cable} mtu {pod.mtu} netns {pod.node}", f"name eth0 mtu {pod.mtu} netns {pod.namespace}"
-        namespaces.script([f"netns add {pod.namespace}", f"link add {near} type veth peer {far}"])
-        namespaces.set_sysctls(pod.namespace, (*_QUIET, _NO_FORWARD))
+        _make_namespace(pod, _NO_FORWARD)
+        namespaces.script([f"link add {near} type veth peer {far}"])
         # The node answers for the router's address as Calico does: without holding it, since on the uplink it is another machine's.
         namespaces.set_sysctls(pod.node, ((f"ipv4/conf/{pod.cable}/proxy_arp", "1"), (f"ipv4/neigh/{pod.cable}/proxy_delay", "0")))
         namespaces.script(
             [
                 "link set lo up",
-                *(f"address add {address}/32 dev eth0" for address in pod.addresses),
+                *(f"address add {address.host_prefix} dev eth0" for address in pod.addresses),
                 "link set eth0 up",
-                f"route add default via {ROUTER} dev eth0 onlink",
+                *(f"route add default via {ROUTER[family]} dev eth0 onlink" for family in sorted({item.family for item in pod.addresses})),
             ],
             pod.namespace,
         )
         namespaces.script(
             [
                 f"link set {pod.cable} up",
-                *(f"route add {address}/32 dev {pod.cable} src {node.address} proto static" for address in pod.addresses),
+                *([f"address add {ROUTER[IPV6]}/64 dev {pod.cable} nodad"] if pod.speaks_ipv6 else []),
+                *(f"route add {address.host_prefix} dev {pod.cable}{_source(node, address)} proto static" for address in pod.addresses),
             ],
             pod.node,
         )
@@ -131,16 +161,32 @@ class Wiring:
 
 
 def cni_table(host: Host) -> str:
-    """The table that the lab's CNI keeps on a node: pods that leave the cluster take the node's address."""
-    pods = ", ".join(host.pod_prefixes)
+    """The tables that the lab's CNI keeps on a node: pods that leave the cluster take the node's address."""
+    prefixes = [(word, [prefix for prefix in host.pod_prefixes if prefix.family == family]) for family, word in _NFT_FAMILY.items()]
+    return "".join(_masquerading(word, ", ".join(pods), host.uplink) for word, pods in prefixes if pods)
+
+
+def _masquerading(family: str, pods: str, uplink: str) -> str:
     return f"""\
-table ip lab-cni {{
+table {family} lab-cni {{
     chain postrouting {{
         type nat hook postrouting priority srcnat; policy accept;
-        ip saddr {{ {pods} }} ip daddr != {{ {pods} }} oifname "{host.uplink}" masquerade
+        {family} saddr {{ {pods} }} {family} daddr != {{ {pods} }} oifname "{uplink}" masquerade
     }}
 }}
 """
+
+
+def _make_namespace(item: Host | PodSpace, forwarding: Iterable[tuple[str, str]]) -> None:
+    """A namespace whose links to come are what the lab's are."""
+    namespaces.script([f"netns add {item.namespace}"])
+    namespaces.set_sysctls(item.namespace, (*(_IPV6 if item.speaks_ipv6 else _NO_IPV6), *_QUIET, *forwarding))
+
+
+def _source(node: Host, address: Address) -> str:
+    """The node's own address of the family, where it has one, for what it says itself to its pods."""
+    own = node.address(address.family)
+    return f" src {own}" if own else ""
 
 
 def _cni_route(host: Host, prefix: Prefix, node: Address) -> str:

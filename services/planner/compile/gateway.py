@@ -5,13 +5,15 @@ class's table sends it through the tunnels. Incoming: a packet from a tunnel get
 owns the pod, and the source is translated to the address by which this cluster sees the far one. Policy rules grow neither with tunnels
 nor with nodes.
 
+All of this is made once for each family that the peering carries: objects of the second have a 6 in their names.
+
 Whatever meets no translation, no route or no tunnel is dropped or unreachable: class tables end in `unreachable`, and so does each remote
 prefix in main, for the case that somebody removes the tables of nftables. The rule texts follow a trial that carried packets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, SetMark, Verdict, VerdictMap
 from schemas.plan import (
@@ -32,9 +34,11 @@ from schemas.plan import (
     WireguardPeer,
 )
 from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Pod
-from schemas.values import Endpoint, Mac, Prefix
+from schemas.values import IPV4, IPV6, Address, Endpoint, Family, Mac, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
+from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
+from services.planner.families import carried, overlay_address, overlay_mtu, tunnel_endpoint, tunnel_mtu, underlay_ends
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
 _DROP = (Counter(), Verdict("drop"))
@@ -42,27 +46,36 @@ _OVERLAY, _TUNNEL = f"{names.OVERLAY_LINK_PREFIX}*", f"{names.TUNNEL_LINK_PREFIX
 _OUTGOING = Match("meta mark", (f"{layout.CLASS_OUTGOING:#x}",), mask=layout.CLASS_MASK)
 _INCOMING = Match("meta mark", (f"{layout.CLASS_INCOMING:#x}",), mask=layout.CLASS_MASK)
 _SYSCTLS = {
-    "net/ipv4/ip_forward": "1",
-    "net/ipv4/fwmark_reflect": "1",
-    # By packet: policy 1 trusts a hash that the sender's socket chose, and a new socket with the same ports takes another tunnel.
-    "net/ipv4/fib_multipath_hash_policy": "3",
-    "net/ipv4/fib_multipath_hash_fields": "55",
-    # The reverse path of a marked packet is in the other class's table; nftables checks sources instead (fib).
-    "net/ipv4/conf/all/rp_filter": "0",
-    "net/ipv4/conf/default/rp_filter": "0",
+    IPV4: {
+        FORWARDING[IPV4]: "1",
+        "net/ipv4/fwmark_reflect": "1",
+        # By packet: policy 1 trusts a hash that the sender's socket chose, and a new socket with the same ports takes another tunnel.
+        "net/ipv4/fib_multipath_hash_policy": "3",
+        "net/ipv4/fib_multipath_hash_fields": "55",
+        # The reverse path of a marked packet is in the other class's table; nftables checks sources instead (fib).
+        "net/ipv4/conf/all/rp_filter": "0",
+        "net/ipv4/conf/default/rp_filter": "0",
+    },
+    IPV6: {
+        FORWARDING[IPV6]: "1",
+        "net/ipv6/fwmark_reflect": "1",
+        "net/ipv6/fib_multipath_hash_policy": "3",
+        "net/ipv6/fib_multipath_hash_fields": "55",
+    },
 }
 
 
 def base(state: State, allocations: Allocations, attachment: Attachment) -> Iterator[PlanObject]:
     """What does not depend on nodes and pods."""
     table = names.table(*peering_id(attachment))
-    for name, value in _SYSCTLS.items():
-        yield Sysctl(name, value)
-    yield from _guards(state, attachment)
-    yield from _rules()
+    families = carried(state, attachment.peering)
+    for family in families:
+        yield from (Sysctl(name, value) for name, value in _SYSCTLS[family].items())
+    yield from _guards(state, attachment, families)
+    yield from (rule for family in families for rule in _rules(family))
     yield NftTable(table)
-    yield from _sets(state, attachment, table)
-    yield from _chains(attachment, table)
+    yield from _sets(state, attachment, table, families)
+    yield from _chains(attachment, table, families)
     yield from _tunnels(state, allocations, attachment)
 
 
@@ -70,28 +83,33 @@ def node(state: State, allocations: Allocations, attachment: Attachment, item: N
     """The overlay link to one node, and the routes to its pods."""
     cluster = state.clusters[item.cluster]
     gateway = state.gateways[item.cluster][attachment.end.gateway]
-    yield from overlay_link(allocations, cluster, gateway, item)
+    families = carried(state, attachment.peering)
+    yield from overlay_link(allocations, cluster, gateway, item, families)
     link = names.overlay_link(item.name)
-    address = cluster.internal_prefix.address(allocations.number(HostId(item.cluster, item.name)))
-    yield Route(layout.INCOMING_TABLE, address.host_prefix, hops=(NextHop(link),))
-    for prefix in item.pod_prefixes:
-        yield Route(layout.INCOMING_TABLE, prefix, hops=(NextHop(link, address, onlink=True),))
+    for family in families:
+        address = overlay_address(cluster, allocations.number(HostId(item.cluster, item.name)), family)
+        yield Route(layout.INCOMING_TABLE, address.host_prefix, hops=(NextHop(link),))
+        for prefix in of_family(item.pod_prefixes, family):
+            yield Route(layout.INCOMING_TABLE, prefix, hops=(NextHop(link, address, onlink=True),))
 
 
-def pod(state: State, allocations: Allocations, item: Pod) -> Iterator[PlanObject]:
+def pod(state: State, allocations: Allocations, attachment: Attachment, item: Pod) -> Iterator[PlanObject]:
     """Host routes to a pod's addresses, where its node's prefixes do not lead there already."""
     owner = state.nodes[item.cluster].get(item.node)
     if owner is None:
         return
-    via = state.clusters[item.cluster].internal_prefix.address(allocations.number(HostId(item.cluster, item.node)))
+    cluster, number = state.clusters[item.cluster], allocations.number(HostId(item.cluster, item.node))
+    families = carried(state, attachment.peering)
     for address in item.addresses:
-        if not any(prefix.covers(address) for prefix in owner.pod_prefixes):
-            hop = NextHop(names.overlay_link(item.node), via, onlink=True)
+        if address.family in families and not any(prefix.covers(address) for prefix in owner.pod_prefixes):
+            hop = NextHop(names.overlay_link(item.node), overlay_address(cluster, number, address.family), onlink=True)
             yield Route(layout.INCOMING_TABLE, address.host_prefix, hops=(hop,))
 
 
-def overlay_link(allocations: Allocations, cluster: Cluster, here: Node | Gateway, there: Node | Gateway) -> Iterator[PlanObject]:
-    """One end of the point-to-point link between a gateway and a node of its cluster, with this end's overlay address.
+def overlay_link(
+    allocations: Allocations, cluster: Cluster, here: Node | Gateway, there: Node | Gateway, families: Iterable[Family]
+) -> Iterator[PlanObject]:
+    """One end of the point-to-point link between a gateway and a node of its cluster, with this end's overlay addresses.
 
     The VXLAN id is the gateway's and the node's number together, so that it differs among all links of either host; the Ethernet
     address is fixed, so that a link that is made again is found at once.
@@ -102,17 +120,22 @@ def overlay_link(allocations: Allocations, cluster: Cluster, here: Node | Gatewa
         HostId(cluster.name, member.name)
     )
     side = 1 if isinstance(here, Gateway) else 2
+    local, remote = underlay_ends(here, there)
     link = names.overlay_link(there.name)
     yield VxlanLink(
         link,
         vni=vni,
-        local=here.address,
-        remote=there.address,
+        local=local,
+        remote=remote,
         mac=Mac(":".join(f"{octet:02x}" for octet in (0x02, 0x4D, side, *vni.to_bytes(3, "big")))),
-        mtu=cluster.mtu - layout.VXLAN_OVERHEAD_BYTES,
+        mtu=overlay_mtu(cluster, here, there),
         port=layout.VXLAN_PORT,
     )
-    yield LinkAddress(link, cluster.internal_prefix.address(number), 32)
+    for family in families:
+        address = overlay_address(cluster, number, family)
+        yield LinkAddress(link, address, address.host_prefix.length)
+        if family == IPV6:
+            yield LinkAddress(link, layout.OVERLAY_LINK_LOCAL[side], 64)
 
 
 def guard(table: int, prefix: Prefix) -> Route:
@@ -120,48 +143,50 @@ def guard(table: int, prefix: Prefix) -> Route:
     return Route(table, prefix, "unreachable", GUARD_METRIC)
 
 
-def _guards(state: State, attachment: Attachment) -> Iterator[PlanObject]:
+def _guards(state: State, attachment: Attachment, families: Iterable[Family]) -> Iterator[PlanObject]:
     cluster = state.clusters[attachment.end.cluster]
     remote = {prefix for pair in seen_prefixes(state, attachment) for prefix in pair}
     for prefix in sorted(remote | {*cluster.pod_prefixes, *cluster.external_prefixes}):
-        yield guard(MAIN_TABLE, prefix)
-    for table in (layout.OUTGOING_TABLE, layout.INCOMING_TABLE):
-        yield guard(table, Prefix("0.0.0.0/0"))
+        if prefix.family in families:
+            yield guard(MAIN_TABLE, prefix)
+    for family in families:
+        for table in (layout.OUTGOING_TABLE, layout.INCOMING_TABLE):
+            yield guard(table, EVERYWHERE[family])
 
 
-def _rules() -> Iterator[PlanObject]:
+def _rules(family: Family) -> Iterator[PlanObject]:
     outgoing, incoming, mask = layout.CLASS_OUTGOING, layout.CLASS_INCOMING, layout.CLASS_MASK
-    yield PolicyRule(layout.RULE_LOCAL_OUTGOING, layout.INCOMING_TABLE, outgoing, mask, iif="lo")
-    yield PolicyRule(layout.RULE_LOCAL_INCOMING, layout.OUTGOING_TABLE, incoming, mask, iif="lo")
-    yield PolicyRule(layout.RULE_OUTGOING, layout.OUTGOING_TABLE, outgoing, mask)
-    yield PolicyRule(layout.RULE_INCOMING, layout.INCOMING_TABLE, incoming, mask)
+    yield PolicyRule(layout.RULE_LOCAL_OUTGOING, layout.INCOMING_TABLE, outgoing, mask, iif="lo", family=family)
+    yield PolicyRule(layout.RULE_LOCAL_INCOMING, layout.OUTGOING_TABLE, incoming, mask, iif="lo", family=family)
+    yield PolicyRule(layout.RULE_OUTGOING, layout.OUTGOING_TABLE, outgoing, mask, family=family)
+    yield PolicyRule(layout.RULE_INCOMING, layout.INCOMING_TABLE, incoming, mask, family=family)
 
 
-def _sets(state: State, attachment: Attachment, table: str) -> Iterator[PlanObject]:
+def _sets(state: State, attachment: Attachment, table: str, families: Iterable[Family]) -> Iterator[PlanObject]:
     cluster = state.clusters[attachment.end.cluster]
     yield NftSet(table, "classes", "ifname", "verdict", interval=True)
     yield NftElement(table, "classes", _OVERLAY, "jump from_overlay")
     yield NftElement(table, "classes", _TUNNEL, "jump from_tunnel")
     yield NftSet(table, "tunnels", "ifname", interval=True)
     yield NftElement(table, "tunnels", _TUNNEL)
-    yield NftSet(table, "sources", "ipv4_addr", interval=True)
+    for words in map(WORDS.__getitem__, families):
+        yield NftSet(table, f"sources{words.suffix}", words.type, interval=True)
+        yield NftSet(table, f"to_real{words.suffix}", words.type, words.type, interval=True, value_interval=True)
+        yield NftSet(table, f"to_seen{words.suffix}", words.type, words.type, interval=True, value_interval=True)
     for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes):
-        yield NftElement(table, "sources", element(prefix))
-    yield NftSet(table, "to_real", "ipv4_addr", "ipv4_addr", interval=True, value_interval=True)
-    yield NftSet(table, "to_seen", "ipv4_addr", "ipv4_addr", interval=True, value_interval=True)
+        if prefix.family in families:
+            yield NftElement(table, f"sources{WORDS[prefix.family].suffix}", prefix.bare)
     for seen, real in seen_prefixes(state, attachment):
-        yield NftElement(table, "to_real", element(seen), element(real))
-        yield NftElement(table, "to_seen", element(real), element(seen))
+        suffix = WORDS[real.family].suffix
+        yield NftElement(table, f"to_real{suffix}", seen.bare, real.bare)
+        yield NftElement(table, f"to_seen{suffix}", real.bare, seen.bare)
 
 
-def element(prefix: Prefix) -> str:
-    """A prefix as nftables lists it: a whole-length prefix is a bare address."""
-    return prefix.removesuffix("/32")
-
-
-def _chains(attachment: Attachment, table: str) -> Iterator[PlanObject]:
+def _chains(attachment: Attachment, table: str, families: Sequence[Family]) -> Iterator[PlanObject]:
     port = attachment.peering.port
     outer = (str(layout.VXLAN_PORT), f"{port}-{port + TUNNELS_MAX - 1}")
+    spoken = [WORDS[family] for family in families]
+    checked = [_CHECKED[family] for family in families] if IPV6 in families else [()]
     yield NftChain(table, "from_overlay", ((SetMark(layout.CLASS_OUTGOING, layout.CLASS_MASK),),))
     yield NftChain(table, "from_tunnel", ((SetMark(layout.CLASS_INCOMING, layout.CLASS_MASK),),))
     yield from notrack(table, outer)
@@ -171,20 +196,21 @@ def _chains(attachment: Attachment, table: str) -> Iterator[PlanObject]:
         (
             (VerdictMap("iifname", "classes"),),
             # The reverse path must be where the packet came from. An ICMP error has the address of a router on the way.
-            (Match("iifname", (_OVERLAY,)), _NOT_RELATED, Match("fib saddr . mark . iif oif", ("missing",)), *_DROP),
-            (Match("iifname", (_TUNNEL,)), _NOT_RELATED, Match("fib saddr . mark oifname", (_TUNNEL,), "!="), *_DROP),
+            *((Match("iifname", (_OVERLAY,)), _NOT_RELATED, *what, _FROM_ELSEWHERE, *_DROP) for what in checked),
+            *((Match("iifname", (_TUNNEL,)), _NOT_RELATED, *what, _NOT_BY_A_TUNNEL, *_DROP) for what in checked),
         ),
         "filter",
         "prerouting",
         layout.PRIORITY_MANGLE,
     )
-    yield NftChain(table, "outgoing", ((_OUTGOING, Nat("dnat", "to_real")),), "nat", "prerouting", layout.PRIORITY_DSTNAT)
+    to_real = tuple((_OUTGOING, Nat("dnat", f"to_real{WORDS[family].suffix}", family=family)) for family in families)
+    yield NftChain(table, "outgoing", to_real, "nat", "prerouting", layout.PRIORITY_DSTNAT)
     yield NftChain(
         table,
         "forward",
         (
             (_OUTGOING, Match("oifname", (_TUNNEL,), "!="), *_DROP),
-            (_OUTGOING, _NOT_RELATED, Match("ip saddr", ("@sources",), "!="), *_DROP),
+            *((_OUTGOING, _NOT_RELATED, Match(words.source, (f"@sources{words.suffix}",), "!="), *_DROP) for words in spoken),
             (_INCOMING, Match("oifname", (_OVERLAY,), "!="), *_DROP),
             (Match("iifname", (_OVERLAY, _TUNNEL), "!="), Match("oifname", (_OVERLAY, _TUNNEL)), *_DROP),
             (Match("oifname", ("@tunnels",)), Match("tcp flags & (syn | rst)", ("syn",)), ClampMss()),
@@ -193,9 +219,8 @@ def _chains(attachment: Attachment, table: str) -> Iterator[PlanObject]:
         "forward",
         layout.PRIORITY_FILTER,
     )
-    yield NftChain(
-        table, "incoming", ((_INCOMING, Nat("snat", "to_seen")), (_INCOMING, *_DROP)), "nat", "postrouting", layout.PRIORITY_SRCNAT
-    )
+    to_seen = tuple((_INCOMING, Nat("snat", f"to_seen{WORDS[family].suffix}", family=family)) for family in families)
+    yield NftChain(table, "incoming", (*to_seen, (_INCOMING, *_DROP)), "nat", "postrouting", layout.PRIORITY_SRCNAT)
     yield NftChain(
         table,
         "leave",
@@ -211,6 +236,10 @@ def _chains(attachment: Attachment, table: str) -> Iterator[PlanObject]:
 
 
 _NOT_RELATED = Match("ct state", ("related",), "!=")
+_FROM_ELSEWHERE = Match("fib saddr . mark . iif oif", ("missing",))
+_NOT_BY_A_TUNNEL = Match("fib saddr . mark oifname", (_TUNNEL,), "!=")
+_CHECKED = {IPV4: (Match("meta nfproto", ("ipv4",)),), IPV6: (Match("ip6 saddr", layout.NEVER_ROUTED, "!="),)}
+"""What of a family is checked where both are in use: neighbours ask for each other with sources that no route leads to."""
 
 
 def notrack(table: str, ports: tuple[str, ...]) -> Iterator[PlanObject]:
@@ -227,27 +256,43 @@ def notrack(table: str, ports: tuple[str, ...]) -> Iterator[PlanObject]:
 def _tunnels(state: State, allocations: Allocations, attachment: Attachment) -> Iterator[PlanObject]:
     peering, rollout = attachment.peering, allocations.rollout(peering_id(attachment))
     own, far = state.keys.get(attachment.host), state.keys.get(attachment.far_host)
-    mtu = min(state.clusters[end.cluster].mtu for end in peering.ends) - layout.WIREGUARD_OVERHEAD_BYTES
-    network = Prefix(layout.TUNNEL_NETWORK)
+    families, mtu = carried(state, peering), tunnel_mtu(state, peering)
+    allowed = tuple(EVERYWHERE[family] for family in families)
     for index in range((rollout.present, rollout.joined)[attachment.place]):
         link = names.tunnel_link(index)
         yield WireguardLink(link, peering.port + index, mtu, own.key if own else None)
-        yield LinkAddress(link, network.address(4 * index + 1 + attachment.place), 30)
+        for family in families:
+            yield LinkAddress(link, _tunnel_address(family, index, attachment.place), layout.TUNNEL_LENGTH[family])
         if far is not None:
-            endpoint = _endpoint(state, attachment, index)
-            yield WireguardPeer(link, far.key, endpoint, (Prefix("0.0.0.0/0"),), peering.keepalive_seconds)
-    weights = peering.weights or (1,) * peering.tunnels
-    hops = tuple(NextHop(names.tunnel_link(index), weight=weights[index]) for index in range(min(rollout.used, peering.tunnels)))
-    for index in range(len(hops)):
-        yield Route(layout.OUTGOING_TABLE, Prefix(f"{network.address(4 * index)}/30"), hops=(NextHop(names.tunnel_link(index)),))
-    if hops:
-        for _, real in seen_prefixes(state, attachment):
-            yield Route(layout.OUTGOING_TABLE, real, hops=hops)
+            yield WireguardPeer(link, far.key, _endpoint(state, attachment, index), allowed, peering.keepalive_seconds)
+    used = range(min(rollout.used, peering.tunnels))
+    for family in families:
+        yield from (_tunnel_route(family, index) for index in used)
+        hops = tuple(_tunnel_hop(attachment, family, index) for index in used)
+        if hops:
+            for _, real in seen_prefixes(state, attachment):
+                if real.family == family:
+                    yield Route(layout.OUTGOING_TABLE, real, hops=hops)
+
+
+def _tunnel_hop(attachment: Attachment, family: Family, index: int) -> NextHop:
+    """A tunnel as one of several next hops; of IPv6 the kernel wants the far end's address too."""
+    weights = attachment.peering.weights
+    via = _tunnel_address(family, index, 1 - attachment.place) if family == IPV6 else None
+    return NextHop(names.tunnel_link(index), via, onlink=via is not None, weight=weights[index] if weights else 1)
+
+
+def _tunnel_route(family: Family, index: int) -> Route:
+    """The way to a tunnel's own addresses."""
+    first = layout.TUNNEL_NETWORK[family].address(4 * index)
+    return Route(layout.OUTGOING_TABLE, Prefix(f"{first}/{layout.TUNNEL_LENGTH[family]}"), hops=(NextHop(names.tunnel_link(index)),))
+
+
+def _tunnel_address(family: Family, index: int, place: int) -> Address:
+    return layout.TUNNEL_NETWORK[family].address(4 * index + 1 + place)
 
 
 def _endpoint(state: State, attachment: Attachment, index: int) -> Endpoint:
-    given = attachment.far.endpoint
-    if given is not None:
-        return Endpoint(f"{given.address}:{given.port + index}")
-    gateway = state.gateways[attachment.far.cluster][attachment.far.gateway]
-    return Endpoint(f"{gateway.address}:{attachment.peering.port + index}")
+    first = tunnel_endpoint(state, attachment)
+    assert first is not None, "admission refuses gateways without a family in common"
+    return Endpoint.at(first.address, first.port + index)

@@ -6,14 +6,17 @@ another link, whatever is missing: the table and main hold `unreachable` for it,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from schemas.nft import Counter, Match, Nat, Verdict
 from schemas.plan import MAIN_TABLE, NextHop, NftChain, NftElement, NftSet, NftTable, PlanObject, PolicyRule, Route, Sysctl
 from schemas.topology import Node
+from schemas.values import Family, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
-from services.planner.compile.gateway import element, guard, notrack, overlay_link
+from services.planner.compile.gateway import guard, notrack, overlay_link
+from services.planner.compile.words import FORWARDING, WORDS, of_family
+from services.planner.families import carried, overlay_address
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
 _DROP = (Counter(), Verdict("drop"))
@@ -25,35 +28,39 @@ def base(state: State, allocations: Allocations, attachment: Attachment, item: N
     cluster = state.clusters[item.cluster]
     gateway = state.gateways[item.cluster][attachment.end.gateway]
     seen = [prefix for prefix, _ in seen_prefixes(state, attachment)]
-    yield Sysctl("net/ipv4/ip_forward", "1")
+    families = carried(state, attachment.peering)
+    yield from (Sysctl(FORWARDING[family], "1") for family in families)
     for prefix in seen:
         yield guard(MAIN_TABLE, prefix)
         yield guard(layout.NODE_TABLE, prefix)
     for prefix in item.pod_prefixes:
         # A decapsulated packet whose pod is gone must not follow the default route out of the uplink.
-        yield guard(MAIN_TABLE, prefix)
-    yield PolicyRule(layout.RULE_NODE, layout.NODE_TABLE)
-    yield from _firewall(
-        names.table(*peering_id(attachment)), item, [element(prefix) for prefix in seen], [element(p) for p in cluster.pod_prefixes]
-    )
-    yield from overlay_link(allocations, cluster, item, gateway)
-    via = cluster.internal_prefix.address(allocations.number(HostId(*attachment.host)))
+        if prefix.family in families:
+            yield guard(MAIN_TABLE, prefix)
+    yield from (PolicyRule(layout.RULE_NODE, layout.NODE_TABLE, family=family) for family in families)
+    yield from _firewall(names.table(*peering_id(attachment)), item, seen, cluster.pod_prefixes, families)
+    yield from overlay_link(allocations, cluster, item, gateway, families)
     for prefix in seen:
+        via = overlay_address(cluster, allocations.number(HostId(*attachment.host)), prefix.family)
         yield Route(layout.NODE_TABLE, prefix, hops=(NextHop(names.overlay_link(gateway.name), via, onlink=True),))
 
 
-def _firewall(table: str, item: Node, remote: list[str], pods: list[str]) -> Iterator[PlanObject]:
+def _firewall(table: str, item: Node, remote: Sequence[Prefix], pods: Sequence[Prefix], families: Iterable[Family]) -> Iterator[PlanObject]:
     yield NftTable(table)
-    yield NftSet(table, "remote", "ipv4_addr", interval=True)
-    yield NftSet(table, "pods", "ipv4_addr", "ipv4_addr", interval=True, value_interval=True)
-    yield from (NftElement(table, "remote", prefix) for prefix in remote)
-    yield from (NftElement(table, "pods", prefix, prefix) for prefix in pods)
+    closed, keep_source = [], []
+    for family in families:
+        words = WORDS[family]
+        to_remote = Match(words.destination, (f"@remote{words.suffix}",))
+        yield NftSet(table, f"remote{words.suffix}", words.type, interval=True)
+        yield NftSet(table, f"pods{words.suffix}", words.type, words.type, interval=True, value_interval=True)
+        yield from (NftElement(table, f"remote{words.suffix}", prefix.bare) for prefix in of_family(remote, family))
+        yield from (NftElement(table, f"pods{words.suffix}", prefix.bare, prefix.bare) for prefix in of_family(pods, family))
+        closed.append((to_remote, Match("oifname", (_OVERLAY,), "!="), *_DROP))
+        keep_source.append((to_remote, Nat("snat", f"pods{words.suffix}", family=family)))
     yield from notrack(table, (str(layout.VXLAN_PORT),))
-    not_to_the_overlay = (Match("ip daddr", ("@remote",)), Match("oifname", (_OVERLAY,), "!="), *_DROP)
-    yield NftChain(table, "closed", (not_to_the_overlay,), "filter", "postrouting", layout.PRIORITY_MANGLE)
+    yield NftChain(table, "closed", tuple(closed), "filter", "postrouting", layout.PRIORITY_MANGLE)
     # In forward, not in postrouting: there the overlay's own outer packets still count as coming from the overlay link.
     out_of_the_uplink = (Match("iifname", (_OVERLAY,)), Match("oifname", (item.uplink,)), *_DROP)
     yield NftChain(table, "arriving", (out_of_the_uplink,), "filter", "forward", layout.PRIORITY_FILTER)
     # A translation of pods to themselves settles the flow's source before the CNI would masquerade it.
-    keep_source = (Match("ip daddr", ("@remote",)), Nat("snat", "pods"))
-    yield NftChain(table, "keep_source", (keep_source,), "nat", "postrouting", layout.PRIORITY_BEFORE_SRCNAT)
+    yield NftChain(table, "keep_source", tuple(keep_source), "nat", "postrouting", layout.PRIORITY_BEFORE_SRCNAT)

@@ -156,7 +156,7 @@ def _gateway_part(state: State, allocations: Allocations, attachment: Attachment
             return _entries(gateway.node(state, allocations, attachment, item), _because(attachment, item))
         case Pod():
             because = (f"Node/{item.cluster}/{item.node}", item.ref, attachment.peering.ref)
-            return _entries(gateway.pod(state, allocations, item), because)
+            return _entries(gateway.pod(state, allocations, attachment, item), because)
         case _ if source == "":
             keys = [state.keys[host].ref for host in (attachment.host, attachment.far_host) if host in state.keys]
             return _entries(gateway.base(state, allocations, attachment), _because(attachment), keys)

@@ -10,7 +10,7 @@ from services.applier.flows import stale_flows, touches_nat
 from services.kernel.port import Flow
 from services.kernel.transaction import Change
 from services.planner.state import HostId
-from tests.topologies import ROME_GATEWAY, settled_plans, two_clusters
+from tests.topologies import ROME_GATEWAY, dual_stack, settled_plans, two_clusters
 
 PLANS = settled_plans(two_clusters())
 GATEWAY, NODE = PLANS[ROME_GATEWAY].objects(), PLANS[HostId("rome", "worker-1")].objects()
@@ -68,6 +68,17 @@ def test_a_node_judges_flows_to_the_remote_only() -> None:
     kept = flow("10.200.1.10", "10.61.2.10", "10.61.2.10", "10.200.1.10")
     elsewhere = flow("10.200.1.10", "198.51.100.7", "198.51.100.7", "172.18.0.11")
     assert stale_flows([], NODE, [masqueraded, kept, elsewhere]) == [masqueraded]
+
+
+def test_each_family_is_judged_by_its_own_maps() -> None:
+    """Where both are in use, a right flow of either stays and a wrong one goes, on the gateway and on a node."""
+    plans = settled_plans(dual_stack())
+    six = flow("fd00:200:0:1::10", "fd00:61:0:2::10", "fd00:200:0:2::10", "fd00:200:0:1::10")
+    wrong = flow("fd00:200:0:1::10", "fd00:61:0:2::10", "fd00:61:0:2::10", "fd00:200:0:1::10")
+    assert stale_flows([], plans[ROME_GATEWAY].objects(), [six, wrong, *RIGHT.values(), *WRONG.values()]) == [wrong, *WRONG.values()]
+    masqueraded = flow("fd00:200:0:1::10", "fd00:61:0:2::10", "fd00:61:0:2::10", "2001:db8:18::11")
+    elsewhere = flow("fd00:200:0:1::10", "2001:db8::7", "2001:db8::7", "2001:db8:18::11")
+    assert stale_flows([], plans[HostId("rome", "worker-1")].objects(), [wrong, masqueraded, elsewhere]) == [masqueraded]
 
 
 def test_only_changes_of_translations_make_flows_stale() -> None:

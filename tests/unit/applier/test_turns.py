@@ -111,7 +111,7 @@ def test_a_link_made_again_gets_its_routes_and_addresses_back() -> None:
     host = FakeHost()
     one = applier(host)
     one.apply(FIRST, 1, 1)
-    moved = settled_plans([*two_clusters(), *keys(), node("worker-1", 1, address="172.18.0.99")])[ROME_GATEWAY]  # type: ignore[arg-type]
+    moved = settled_plans([*two_clusters(), *keys(), node("worker-1", 1, addresses=(Address("172.18.0.99"),))])[ROME_GATEWAY]  # type: ignore[arg-type]
     one.apply(moved, 1, 2)
     assert holds(host, moved)
     assert any(isinstance(item, LinkAddress) and item.link == "mo.worker-1" for item in host.objects.values())
@@ -253,7 +253,7 @@ def test_change_of_nothing_is_no_change() -> None:
         _ = Change(None, None).key
 
 
-MORE = settled_plans([*two_clusters(3, 4), *keys(), node("worker-1", 1, address=Address("172.18.0.99"))])[ROME_GATEWAY]
+MORE = settled_plans([*two_clusters(3, 4), *keys(), node("worker-1", 1, addresses=(Address("172.18.0.99"),))])[ROME_GATEWAY]
 STEPS = [change for change in changes(FIRST.objects(), MORE.objects()) if change.subject.layer != "nft"]
 
 

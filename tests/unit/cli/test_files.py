@@ -10,7 +10,7 @@ CLUSTER = """\
 kind: Cluster
 name: rome
 podPrefixes: [10.200.0.0/16]
-internalPrefix: 10.80.0.0/16
+internalPrefixes: [10.80.0.0/16]
 """
 
 
@@ -21,7 +21,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_documents_lists_and_json_are_read_in_order(tmp_path: Path):
-    node = '{"kind": "Node", "cluster": "rome", "name": "%s", "address": "172.18.0.11"}'
+    node = '{"kind": "Node", "cluster": "rome", "name": "%s", "addresses": ["172.18.0.11"]}'
     file = write(tmp_path, f"{CLUSTER}---\n[{node % 'w1'}, {node % 'w2'}]\n---\n")
     assert [item.ref for item in load([file])] == ["Cluster/rome/rome", "Node/rome/w1", "Node/rome/w2"]
 
@@ -34,8 +34,8 @@ def test_the_example_is_good():
     "text, complaint",
     [
         (
-            f"{CLUSTER}---\nkind: Node\nname: w1\ncluster: rome\naddress: 172.18.0.300\n",
-            r"topology.yaml: document 2 \(Node w1\): \$\.address: ",
+            f"{CLUSTER}---\nkind: Node\nname: w1\ncluster: rome\naddresses: [172.18.0.300]\n",
+            r"topology.yaml: document 2 \(Node w1\): \$\.addresses\[0\]: ",
         ),
         (f"{CLUSTER}colour: red\n", r"document 1 \(Cluster rome\): .*colour"),
         (f"{CLUSTER}---\njust words\n", "document 2: expected an object"),

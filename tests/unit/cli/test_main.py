@@ -48,7 +48,7 @@ def test_an_error_is_one_line_and_exit_code_1(tmp_path: Path, capsys, arguments:
     """Not 2, which says that there is a difference; and of three megabytes, what can be read."""
     (tmp_path / "empty.yaml").write_text("")
     (tmp_path / "string.yaml").write_text("a" * 3_000_000)
-    (tmp_path / "name.yaml").write_text(f"kind: Node\ncluster: rome\naddress: 172.18.0.1\nname: {'a' * 3_000_000}\n")
+    (tmp_path / "name.yaml").write_text(f"kind: Node\ncluster: rome\naddresses: [172.18.0.1]\nname: {'a' * 3_000_000}\n")
     (tmp_path / "date.yaml").write_text("kind: Node\nname: 2020-13-45\n")
     code, out, err = run(capsys, *(argument.format(folder=tmp_path) for argument in arguments))
     assert code == 1

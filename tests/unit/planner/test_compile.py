@@ -9,16 +9,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas.plan import HostPlan, NftChain, PolicyRule, Route, VxlanLink, WireguardLink, diff_units, digest_of, unit_digest
-from schemas.topology import Peering, Topology
-from schemas.values import Prefix
+from schemas.plan import HostPlan, NftChain, PolicyRule, Route, VxlanLink, WireguardLink, WireguardPeer, diff_units, digest_of, unit_digest
+from schemas.topology import Peering, PeeringEnd, Topology
+from schemas.values import Address, Endpoint, Prefix
+from services.cli.files import load
 from services.cli.render import plan_text
 from services.planner import layout
 from services.planner.compile import compile_all
 from services.planner.core import Core
 from services.planner.names import LINK_NAME_BYTES
 from services.planner.state import HostId
-from tests.topologies import ROME_GATEWAY, cluster, example, gateway, keys, node, peering, pod, said, settled_plans, tell, two_clusters
+from tests.topologies import (
+    EXAMPLES,
+    MILAN_GATEWAY,
+    ROME_GATEWAY,
+    cluster,
+    dual_stack,
+    gateway,
+    keys,
+    node,
+    peering,
+    pod,
+    said,
+    settled_plans,
+    tell,
+    two_clusters,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -27,11 +43,12 @@ def rules(plan: HostPlan) -> list[PolicyRule]:
     return [item for item in plan.objects().values() if isinstance(item, PolicyRule)]
 
 
-@pytest.mark.parametrize("host", [ROME_GATEWAY, HostId("rome", "worker-1")], ids=str)
-def test_golden_plans(host: HostId) -> None:
-    """The plans of the example are what a reviewer has read; write them anew with ``meshmark plan -f examples/two-clusters.yaml HOST``."""
-    golden = GOLDEN / f"{host.cluster}.{host.name}.txt"
-    assert plan_text(settled_plans(example())[host]) == golden.read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.stem)
+def test_golden_plans(path: Path) -> None:
+    """The plans of the examples are what a reviewer has read; write them anew with ``meshmark plan -f examples/EXAMPLE.yaml HOST``."""
+    example, cluster_name, name = path.stem.split(".")
+    plans = settled_plans(load([EXAMPLES / f"{example}.yaml"]))
+    assert plan_text(plans[HostId(cluster_name, name)]) == path.read_text(encoding="utf-8")
 
 
 def test_policy_rules_do_not_grow() -> None:
@@ -40,6 +57,90 @@ def test_policy_rules_do_not_grow() -> None:
     assert len(rules(small)) == len(rules(large)) == 4
     chains = [{key: item for key, item in plan.objects().items() if isinstance(item, NftChain)} for plan in (small, large)]
     assert chains[0] == chains[1]
+
+
+def test_each_family_has_its_policy_rules_and_no_other() -> None:
+    """Four rules for each family that both clusters have; nothing at all of one that only one of them has."""
+    assert [rule.family for rule in rules(settled_plans(dual_stack())[ROME_GATEWAY])] == [4] * 4 + [6] * 4
+    only4 = {
+        "pod_prefixes": (Prefix("10.200.0.0/16"),),
+        "external_prefixes": (Prefix("10.71.0.0/16"),),
+    }
+    seen4 = tuple(replace(end, remap_pods=end.remap_pods[:1], remap_external=end.remap_external[:1]) for end in dual_stack()[-1].ends[:1])
+    items = dual_stack(
+        Cluster_milan_milan=only4,
+        Node_milan_worker_1={"pod_prefixes": (Prefix("10.200.1.0/24"),)},
+        Node_milan_worker_2={"pod_prefixes": (Prefix("10.200.2.0/24"),)},
+        Endpoint_milan_bank={"addresses": (Address("10.200.1.10"),)},
+        Endpoint_milan_post={"addresses": (Address("10.200.2.10"),)},
+        Peering_rome_rome_milan={"ends": (*seen4, dual_stack()[-1].ends[1])},
+    )
+    for host, plan in settled_plans(items).items():
+        inside = [line for line in plan_text(plan).splitlines() if "type vxlan" not in line]
+        assert not any(word in line for line in inside for word in ("::", "ip6", "ipv6", "ip -6")), host
+
+
+@pytest.mark.parametrize(
+    "rome,milan,family,tunnel,overlay",
+    [
+        (("172.18.0.10", "2001:db8:18::10"), ("172.18.1.10", "2001:db8:18:1::10"), 4, 1440, 1450),
+        (("172.18.0.10", "2001:db8:18::10"), ("2001:db8:18:1::10",), 6, 1420, 1450),
+        (("2001:db8:18::10",), ("172.18.1.10", "2001:db8:18:1::10"), 6, 1420, 1430),
+    ],
+)
+def test_links_go_over_ipv4_where_both_ends_have_it(
+    rome: tuple[str, ...], milan: tuple[str, ...], family: int, tunnel: int, overlay: int
+) -> None:
+    """The outer family is chosen link by link, and an MTU is the same at both ends of a link."""
+    items = dual_stack(
+        Gateway_rome_gateway={"addresses": tuple(map(Address, rome))}, Gateway_milan_gateway={"addresses": tuple(map(Address, milan))}
+    )
+    plans = settled_plans([*items, *keys()])
+    for host in (ROME_GATEWAY, MILAN_GATEWAY):
+        objects = plans[host].objects().values()
+        assert {item.endpoint.family for item in objects if isinstance(item, WireguardPeer)} == {family}
+        assert {item.mtu for item in objects if isinstance(item, WireguardLink)} == {tunnel}
+    here, there = plans[ROME_GATEWAY].objects()["link mo.worker-1"], plans[HostId("rome", "worker-1")].objects()["link mo.gateway"]
+    assert isinstance(here, VxlanLink)
+    assert isinstance(there, VxlanLink)
+    assert (here.mtu, there.mtu) == (overlay, overlay)
+    assert (here.local, here.remote) == (there.remote, there.local)
+
+
+def test_an_endpoint_of_the_other_family_narrows_both_ends() -> None:
+    """One end is told to reach the other by IPv6: the tunnel is as wide as that allows, at both ends."""
+    first, second = dual_stack()[-1].ends
+    ends = (replace(first, endpoint=Endpoint("[2001:db8::7]:51900")), second)
+    plans = settled_plans([*dual_stack(Peering_rome_rome_milan={"ends": ends}), *keys()])
+    mtus = {item.mtu for plan in plans.values() for item in plan.objects().values() if isinstance(item, WireguardLink)}
+    assert mtus == {1420}
+    peers = {item.link: item.endpoint for item in plans[MILAN_GATEWAY].objects().values() if isinstance(item, WireguardPeer)}
+    assert peers == {"mt.0": "[2001:db8::7]:51900", "mt.1": "[2001:db8::7]:51901"}
+
+
+def test_ipv6_alone() -> None:
+    """Two clusters without IPv4, neither inside nor outside: no object of their plans is of IPv4."""
+    items = dual_stack()
+    plans = settled_plans([*map(without_ipv4, items), *keys()])
+    for plan in plans.values():
+        text = plan_text(plan)
+        assert "::/" in text
+        assert "10." not in text
+        assert "172." not in text
+        assert "ipv4" not in text
+
+
+def without_ipv4(item: Topology) -> Topology:
+    """The object with its IPv6 addresses and prefixes only."""
+
+    def kept(value: object) -> object:
+        if isinstance(value, tuple) and value and isinstance(value[0], Prefix | Address):
+            return tuple(part for part in value if part.family == 6)
+        if isinstance(value, tuple) and value and isinstance(value[0], PeeringEnd):
+            return tuple(replace(end, **{name: kept(getattr(end, name)) for name in ("remap_pods", "remap_external")}) for end in value)
+        return value
+
+    return replace(item, **{name: kept(getattr(item, name)) for name in item.__struct_fields__})
 
 
 def test_one_route_per_node_and_prefix() -> None:
@@ -60,9 +161,10 @@ def test_a_roaming_pod_gets_a_host_route() -> None:
 
 def test_every_remote_prefix_is_guarded() -> None:
     """Each prefix that names the remote cluster is unreachable in main, on gateways and nodes, whatever else is missing."""
-    for host, plan in settled_plans(two_clusters()).items():
+    for host, plan in settled_plans(dual_stack()).items():
         guarded = {item.prefix for item in plan.objects().values() if isinstance(item, Route) and item.is_guard and item.table == 254}
-        seen = {"10.61.0.0/16", "10.62.0.0/16"} if host.cluster == "rome" else {"10.63.0.0/16", "10.64.0.0/16"}
+        numbers = (61, 62) if host.cluster == "rome" else (63, 64)
+        seen = {prefix for number in numbers for prefix in (f"10.{number}.0.0/16", f"fd00:{number}::/48")}
         assert seen <= guarded
 
 
@@ -90,7 +192,7 @@ def test_tunnels_have_one_mtu_at_both_ends() -> None:
     """The smaller underlay decides, so that a packet that enters a tunnel also leaves it."""
     items = [replace(item, mtu=1400) if item.ref == "Cluster/milan/milan" else item for item in two_clusters()]
     mtus = {item.mtu for plan in settled_plans(items).values() for item in plan.objects().values() if isinstance(item, WireguardLink)}
-    assert mtus == {1400 - layout.WIREGUARD_OVERHEAD_BYTES}
+    assert mtus == {1400 - 60}
 
 
 def test_because_leads_to_topology() -> None:
@@ -130,6 +232,25 @@ POOL: list[Topology] = [
     gateway("rome", host=77),
     cluster("milan", pod_prefixes=(Prefix("10.210.0.0/16"),)),
     cluster("milan", external_prefixes=(Prefix("10.71.0.0/16"), Prefix("10.72.0.0/16"))),
+    node("worker-1", 1, addresses=(Address("172.18.0.11"), Address("2001:db8::11"))),
+    node("worker-1", 1, addresses=(Address("2001:db8::11"),)),
+    gateway("rome", address=Address("2001:db8::10")),
+    *(
+        cluster(
+            name,
+            pod_prefixes=(Prefix("10.200.0.0/16"), Prefix(f"fd00:20{number}::/48")),
+            internal_prefixes=(Prefix(f"10.{80 + number}.0.0/16"), Prefix("fd00:80::/64")),
+        )
+        for number, name in enumerate(("rome", "milan"))
+    ),
+    peering(
+        2,
+        ends=(
+            replace(peering().ends[0], remap_pods=(Prefix("10.61.0.0/16"), Prefix("fd00:61::/48"))),
+            replace(peering().ends[1], remap_pods=(Prefix("10.63.0.0/16"), Prefix("fd00:63::/48"))),
+        ),
+    ),
+    pod("roam", "worker-2", "fd00:200::77"),
     peering(2, ends=tuple(replace(place, remap_pods=(), remap_external=()) for place in peering().ends)),
 ]
 

@@ -116,10 +116,10 @@ def test_the_last_good_value_stays_in_force() -> None:
     [
         (b"{", "not valid JSON"),
         (b"[]", "Expected `object`"),
-        (b'{"kind":"Node","name":"worker-1","cluster":"rome","address":"172.18.0.11","colour":"red"}', "unknown field `colour`"),
-        (b'{"kind":"Node","name":"worker-9","cluster":"rome","address":"172.18.0.11"}', "must be the same"),
-        (b'{"kind":"Node","name":"worker-1","cluster":"rome","address":"172.18.0.11/24"}', "without a length"),
-        (b'{"kind":"Node","name":"worker-1","cluster":"rome","address":"172.18.0.11","podPrefixes":["10.200.1.5/24"]}', "host bits"),
+        (b'{"kind":"Node","name":"worker-1","cluster":"rome","addresses": ["172.18.0.11"],"colour":"red"}', "unknown field `colour`"),
+        (b'{"kind":"Node","name":"worker-9","cluster":"rome","addresses": ["172.18.0.11"]}', "must be the same"),
+        (b'{"kind":"Node","name":"worker-1","cluster":"rome","addresses": ["172.18.0.11/24"]}', "without a length"),
+        (b'{"kind":"Node","name":"worker-1","cluster":"rome","addresses": ["172.18.0.11"],"podPrefixes":["10.200.1.5/24"]}', "host bits"),
     ],
 )
 def test_unreadable_payloads_are_refused(payload: bytes, reason: str) -> None:
@@ -228,7 +228,7 @@ def test_a_full_internal_prefix_refuses_by_name() -> None:
     """A /29 has room for six hosts; the seventh is refused with the prefix named, and room is made by one that goes."""
     core = Core()
     hosts = [node(f"n{number}", number) for number in range(1, 8)]
-    outcome = tell(core, [cluster("rome", internal_prefix=Prefix("10.80.0.0/29")), *hosts])
+    outcome = tell(core, [cluster("rome", internal_prefixes=(Prefix("10.80.0.0/29"),)), *hosts])
     (refusal,) = outcome.refused
     assert "10.80.0.0/29 has no room" in refusal.reason
     core.hear([Said(("node", "rome", "n1"), b"", 50)])
@@ -332,7 +332,7 @@ def test_a_succession_is_judged_in_company_too() -> None:
     tell(core, two_clusters())
     wider, joined = grown()
     assert isinstance(wider, Cluster)
-    tell(core, [replace(wider, internal_prefix=Prefix("10.99.0.0/16"))], first=50)
+    tell(core, [replace(wider, internal_prefixes=(Prefix("10.99.0.0/16"),))], first=50)
     tell(core, [joined], first=51)
     assert core.state.objects["Cluster/rome/rome"] == cluster("rome")
 
@@ -352,14 +352,14 @@ def test_a_host_that_comes_back_to_a_smaller_prefix_gets_another_number() -> Non
     tell(core, [cluster("rome"), node("a", 1)])
     assert core.allocations.number(HostId("rome", "a")) > 6
     core.hear([Said(("node", "rome", "a"), b"", 10), Said(("cluster", "rome", "rome"), b"", 11)])
-    tell(core, [cluster("rome", internal_prefix=Prefix("10.80.0.0/29")), node("a", 1)], first=12)
+    tell(core, [cluster("rome", internal_prefixes=(Prefix("10.80.0.0/29"),)), node("a", 1)], first=12)
     assert 1 <= core.allocations.number(HostId("rome", "a")) <= 6
 
 
 def test_an_evicted_number_is_written_as_gone() -> None:
     """A number that goes from a dead host to a new one belongs to one of them after a restart, too."""
     core = Core()
-    tell(core, [cluster("rome", internal_prefix=Prefix("10.80.0.0/29")), *(node(f"n{number}", number) for number in range(1, 7))])
+    tell(core, [cluster("rome", internal_prefixes=(Prefix("10.80.0.0/29"),)), *(node(f"n{number}", number) for number in range(1, 7))])
     core.allocations.take_changes()
     core.hear([Said(("node", "rome", "n1"), b"", 50)])
     tell(core, [node("n7", 7)], first=51)

@@ -13,14 +13,14 @@ from schemas.status import DeadLetter
 from schemas.topology import KINDS, Node, Peering, Pod, convert_topology, decode_topology
 from schemas.values import Address, Name, Prefix
 
-NODE = {"kind": "Node", "name": "n1", "cluster": "rome", "address": "192.0.2.1"}
+NODE = {"kind": "Node", "name": "n1", "cluster": "rome", "addresses": ["192.0.2.1"]}
 PEERING = {
     "kind": "Peering",
     "name": "rome-milan",
     "cluster": "rome",
     "ends": [{"cluster": "rome", "gateway": "g"}, {"cluster": "milan", "gateway": "g"}],
 }
-CLUSTER = {"kind": "Cluster", "name": "rome", "podPrefixes": ["10.61.0.0/16"], "internalPrefix": "10.80.0.0/16"}
+CLUSTER = {"kind": "Cluster", "name": "rome", "podPrefixes": ["10.61.0.0/16"], "internalPrefixes": ["10.80.0.0/16"]}
 
 
 def say(value: object) -> bytes:
@@ -30,17 +30,23 @@ def say(value: object) -> bytes:
 @pytest.mark.parametrize(
     "payload,field,reason",
     [
-        (say({**NODE, "address": "192.0.2.1/32"}), "$.address", "without a length"),
-        (say({**NODE, "address": 5}), "$.address", "expected text, got int"),
+        (say({**NODE, "addresses": ["192.0.2.1/32"]}), "$.addresses[0]", "without a length"),
+        (say({**NODE, "addresses": [5]}), "$.addresses[0]", "expected text, got int"),
         (say({**NODE, "podPrefixes": ["10.0.0.0/24", "10.0.1.1/24"]}), "$.podPrefixes[1]", "write 10.0.1.0/24 for the prefix"),
         (say({**NODE, "revision": -1}), "$.revision", ">= 0"),
         (say({**NODE, "revision": True}), "$.revision", "got `bool`"),
         (say({**NODE, "colour": "red"}), "", "unknown field `colour`"),
         (say({**NODE, "pod_prefixes": []}), "", "unknown field `pod_prefixes`"),
-        (say({"kind": "Node", "name": "n1", "cluster": "rome"}), "", "missing required field `address`"),
+        (say({"kind": "Node", "name": "n1", "cluster": "rome"}), "", "missing required field `addresses`"),
         (say({**NODE, "kind": "Nodes"}), "$.kind", "the kinds are Cluster, Node, Gateway, Peering, Endpoint, PublicKey"),
         (say({"name": "n1"}), "$.kind", "the kinds are Cluster, Node"),
         (say({**CLUSTER, "podPrefixes": []}), "$.podPrefixes", "length >= 1"),
+        (say({**CLUSTER, "internalPrefixes": []}), "$.internalPrefixes", "length >= 1"),
+        (say({**CLUSTER, "internalPrefixes": ["10.8.0.0/16", "10.9.0.0/16"]}), "$.internalPrefixes[1]", "the second of IPv4"),
+        (say({**CLUSTER, "podPrefixes": ["10.6.0.0/16", "fd00::/32"]}), "$.internalPrefixes", "no IPv6 prefix for the overlay"),
+        (say({**CLUSTER, "internalPrefixes": ["fd00::/64"]}), "$.internalPrefixes", "no IPv4 prefix for the overlay"),
+        (say({**NODE, "addresses": []}), "$.addresses", "length >= 1"),
+        (say({**NODE, "addresses": ["2001:db8::1", "2001:db8::2"]}), "$.addresses[1]", "2001:db8::2 is the second of IPv6"),
         (say({**CLUSTER, "mtu": 1279}), "$.mtu", ">= 1280"),
         (say({**CLUSTER, "overlay": "vlan"}), "$.overlay", "Invalid enum value 'vlan'"),
         (say({**CLUSTER, "drift": {"link": "repair"}}), "$.drift", "unknown field `link`"),
@@ -75,8 +81,8 @@ def test_an_error_names_the_field_and_says_what_is_right(payload: bytes, field: 
 def test_plain_data_is_read_as_json_is():
     assert convert_topology(PEERING) == decode_topology(say(PEERING))
     with pytest.raises(DecodeError) as failure:
-        convert_topology({**NODE, "address": "x"})
-    assert failure.value.field == "$.address"
+        convert_topology({**NODE, "addresses": ["x"]})
+    assert failure.value.field == "$.addresses[0]"
 
 
 @pytest.mark.parametrize("value", [None, [], "Node", 5])
@@ -89,7 +95,7 @@ def test_values_are_canonical_and_typed_after_decoding():
     node = decode_topology(say({**NODE, "podPrefixes": ["10.0.0.7"]}))
     assert isinstance(node, Node)
     assert node.pod_prefixes == (Prefix("10.0.0.7/32"),)
-    assert (type(node.address), type(node.pod_prefixes[0]), type(node.uplink)) == (Address, Prefix, Name)
+    assert (type(node.addresses[0]), type(node.pod_prefixes[0]), type(node.uplink)) == (Address, Prefix, Name)
 
 
 def test_a_pod_is_an_endpoint_on_the_wire():

@@ -13,8 +13,8 @@ NODE = b'"kind":"Node","name":"a","cluster":"rome"'
 @pytest.mark.parametrize(
     "payload, words",
     [
-        (b'{%s,"adress":"172.18.0.1"}' % NODE, "unknown field `adress`; did you mean 'address'?"),
-        (b'{%s,"colour":"red"}' % NODE, "the fields are address, cluster, name, podPrefixes, revision, uplink"),
+        (b'{%s,"adress":"172.18.0.1"}' % NODE, "unknown field `adress`; did you mean 'addresses'?"),
+        (b'{%s,"colour":"red"}' % NODE, "the fields are addresses, cluster, name, podPrefixes, revision, uplink"),
         (b'{"kind":"Cluster","name":"rome","drift":{"nft":"repare"}}', "$.drift.nft: Invalid enum value 'repare'; did you mean 'repair'?"),
         (b'{"kind":"Cluster","name":"rome","drift":{"nft":"x"}}', "the words are alert, repair"),
         (b'{"kind":"Peering","name":"a","cluster":"rome","ends":[{"cluster":"rome","gatway":"b"}]}', "$.ends[0]: "),
@@ -30,5 +30,5 @@ def test_what_would_have_been_right_is_said(payload: bytes, words: str) -> None:
 
 def test_yaml_is_told_the_same() -> None:
     """Plain data gets the same words as JSON."""
-    with pytest.raises(DecodeError, match="did you mean 'address'"):
+    with pytest.raises(DecodeError, match="did you mean 'addresses'"):
         convert_topology({"kind": "Node", "name": "a", "cluster": "rome", "adress": "172.18.0.1"})

@@ -7,8 +7,8 @@ from schemas.topology import Cluster, Node
 from schemas.values import Address, Name, Prefix
 from services.cli.lab.board import Board
 
-ROME = Cluster(name=Name("rome"), pod_prefixes=(Prefix("10.200.0.0/16"),), internal_prefix=Prefix("10.80.0.0/16"))
-NODE = Node(name=Name("w1"), cluster=Name("rome"), address=Address("172.18.0.11"))
+ROME = Cluster(name=Name("rome"), pod_prefixes=(Prefix("10.200.0.0/16"),), internal_prefixes=(Prefix("10.80.0.0/16"),))
+NODE = Node(name=Name("w1"), cluster=Name("rome"), addresses=(Address("172.18.0.11"),))
 WANTED = (ROME, NODE)
 
 
@@ -29,7 +29,7 @@ def report(board: Board, generation: int, *units: UnitReport) -> None:
 
 def test_an_object_is_missing_until_it_is_admitted_as_it_is():
     assert Board().missing(WANTED) == ["Cluster/rome/rome is not admitted yet", "Node/rome/w1 is not admitted yet"]
-    other = Node(name=Name("w1"), cluster=Name("rome"), address=Address("172.18.0.99"))
+    other = Node(name=Name("w1"), cluster=Name("rome"), addresses=(Address("172.18.0.99"),))
     assert admitted().missing([other])[0] == "Node/rome/w1 is not admitted yet"
 
 

@@ -4,10 +4,11 @@ from schemas.topology import Cluster, Peering, PeeringEnd, Pod
 from schemas.values import Address, Name, Prefix
 from services.cli.lab.expected import Walk, expected
 from services.cli.lab.probe import probes
+from tests.topologies import dual_stack
 
 
 def cluster(name: str, *pods: str) -> Cluster:
-    return Cluster(name=Name(name), pod_prefixes=tuple(map(Prefix, pods)), internal_prefix=Prefix("10.80.0.0/16"))
+    return Cluster(name=Name(name), pod_prefixes=tuple(map(Prefix, pods)), internal_prefixes=(Prefix("10.80.0.0/16"),))
 
 
 def pod(cluster_name: str, name: str, address: str) -> Pod:
@@ -56,6 +57,25 @@ def test_remaps_pair_with_prefixes_by_index():
 
 def test_without_a_peering_there_is_no_way():
     assert expected(SAME, SHOP, BANK) is None
+
+
+def test_each_family_has_its_own_way() -> None:
+    """Where pods and clusters have both, each is translated by its own remaps; where a cluster lacks one, there is no way."""
+    topology = dual_stack()
+    bank, shop = (next(item for item in topology if item.name == name) for name in ("bank", "shop"))
+    walk = Walk(Address("fd00:61:0:1::10"), Address("fd00:63:0:1::10"), Address("fd00:200:0:1::10"))
+    assert expected(topology, shop, bank, 6) == walk
+    assert expected(topology, shop, bank, 4) == Walk(Address("10.61.1.10"), Address("10.63.1.10"), Address("10.200.1.10"))
+    assert expected(SAME, SHOP, STOCK, 6) is None
+
+
+def test_nodes_without_an_underlay_of_the_family_carry_it_for_peers_only() -> None:
+    """milan's second node has no IPv4 address: its pods speak IPv4 with rome, and not with pods of other nodes of milan."""
+    topology = dual_stack()
+    post, bank, shop = (next(item for item in topology if item.name == name) for name in ("post", "bank", "shop"))
+    assert expected(topology, bank, post, 4) is None
+    assert expected(topology, bank, post, 6) is not None
+    assert expected(topology, shop, post, 4) is not None
 
 
 def test_every_ordered_pair_is_probed_by_both_protocols():

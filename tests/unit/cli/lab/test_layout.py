@@ -3,12 +3,13 @@
 from schemas.topology import Cluster, Gateway, Node, Pod
 from schemas.values import Address, Name, Prefix
 from services.cli.lab.layout import interface, layout
+from tests.topologies import dual_stack
 
-ROME = Cluster(name=Name("rome"), pod_prefixes=(Prefix("10.200.0.0/16"),), internal_prefix=Prefix("10.80.0.0/16"), mtu=1400)
+ROME = Cluster(name=Name("rome"), pod_prefixes=(Prefix("10.200.0.0/16"),), internal_prefixes=(Prefix("10.80.0.0/16"),), mtu=1400)
 
 
 def node(name: str, address: str, *prefixes: str) -> Node:
-    return Node(name=Name(name), cluster=Name("rome"), address=Address(address), pod_prefixes=tuple(map(Prefix, prefixes)))
+    return Node(name=Name(name), cluster=Name("rome"), addresses=(Address(address),), pod_prefixes=tuple(map(Prefix, prefixes)))
 
 
 def pod(name: str, on: str, address: str) -> Pod:
@@ -16,7 +17,7 @@ def pod(name: str, on: str, address: str) -> Pod:
 
 
 def test_nodes_gateways_and_pods_get_namespaces_named_after_them():
-    gateway = Gateway(name=Name("gate"), cluster=Name("rome"), address=Address("172.18.0.10"))
+    gateway = Gateway(name=Name("gate"), cluster=Name("rome"), addresses=(Address("172.18.0.10"),))
     found = layout([ROME, node("w1", "172.18.0.11", "10.200.1.0/24"), gateway, pod("shop", "w1", "10.200.1.10")])
     assert set(found.hosts) == {"mm.rome.w1", "mm.rome.gate"}
     assert set(found.pods) == {"mm.rome.pod.shop"}
@@ -25,7 +26,7 @@ def test_nodes_gateways_and_pods_get_namespaces_named_after_them():
 
 
 def test_a_node_routes_the_pods_of_other_nodes_and_a_gateway_routes_none():
-    gateway = Gateway(name=Name("gate"), cluster=Name("rome"), address=Address("172.18.0.10"))
+    gateway = Gateway(name=Name("gate"), cluster=Name("rome"), addresses=(Address("172.18.0.10"),))
     nodes = [node("w1", "172.18.0.11", "10.200.1.0/24"), node("w2", "172.18.0.12", "10.200.2.0/24")]
     found = layout([ROME, *nodes, gateway])
     assert found.hosts["mm.rome.w1"].routes == {(Prefix("10.200.2.0/24"), Address("172.18.0.12"))}
@@ -40,7 +41,9 @@ def test_a_pod_outside_its_nodes_prefixes_is_routed_by_itself():
 
 
 def test_what_lacks_its_cluster_or_node_is_said_and_left_out():
-    found = layout([ROME, pod("shop", "w9", "10.200.1.10"), Node(name=Name("w1"), cluster=Name("oslo"), address=Address("172.18.9.1"))])
+    found = layout(
+        [ROME, pod("shop", "w9", "10.200.1.10"), Node(name=Name("w1"), cluster=Name("oslo"), addresses=(Address("172.18.9.1"),))]
+    )
     assert not found.hosts
     assert not found.pods
     assert found.unplaced == ("Endpoint/rome/shop: node w9 is not there", "Node/oslo/w1: cluster oslo is not there")
@@ -58,6 +61,18 @@ def test_a_change_of_routes_leaves_the_machine_as_it_is():
     after = layout([ROME, node("w1", "172.18.0.11"), node("w2", "172.18.0.12", "10.200.2.0/24")]).hosts["mm.rome.w1"]
     assert before != after
     assert before.machine == after.machine
+
+
+def test_a_host_speaks_ipv6_where_anything_on_it_does() -> None:
+    """A cluster of IPv4 alone has quiet hosts; pods of IPv6, or an address of it, end that. Routes go by the underlay of their family."""
+    assert not any(host.speaks_ipv6 for host in layout([ROME, node("w1", "172.18.0.11")]).hosts.values())
+    found = layout(dual_stack())
+    assert all(host.speaks_ipv6 for host in found.hosts.values())
+    assert found.hosts["mm.milan.worker-1"].routes == {(Prefix("fd00:200:0:2::/64"), Address("2001:db8:18:1::12"))}
+    assert found.hosts["mm.rome.worker-1"].routes == {
+        (Prefix("10.200.2.0/24"), Address("172.18.0.12")),
+        (Prefix("fd00:200:0:2::/64"), Address("2001:db8:18::12")),
+    }
 
 
 def test_interface_names_fit_and_differ_for_long_names():
