@@ -58,7 +58,7 @@ class LinuxKernel:
         self._engine: NftEngine = LibNftables()
         self._reference = Reference(LibNftables)
         self._links = Links(links)
-        self._addresses = Addresses(links)
+        self._addresses = Addresses(links, self._netlink)
         self._routes = Routes(self._netlink)
         self._rules = Rules(self._netlink)
         self._sysctls = Sysctls(state_dir)

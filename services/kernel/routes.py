@@ -41,7 +41,7 @@ from services.runtime.errors import Conflict, Permanent, Waiting
 _NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
 _INFO = struct.Struct("=BBBBBBBBI")
 _HOP = struct.Struct("=HBBi")
-_DST, _OIF, _GATEWAY, _PRIORITY, _MULTIPATH, _TABLE = 1, 4, 5, 6, 9, 15
+_DST, _OIF, _GATEWAY, _PRIORITY, _MULTIPATH, _TABLE, _NEXT_HOP_ID = 1, 4, 5, 6, 9, 15, 30
 _KNOWN = {_DST, _OIF, _GATEWAY, _PRIORITY, _MULTIPATH, _TABLE, 12, 20}  # RTA_CACHEINFO, RTA_PREF
 _ANYWHERE = {socket.AF_INET: bytes(4), socket.AF_INET6: bytes(16)}
 _ONLINK = 0x4
@@ -120,7 +120,7 @@ class Routes:
 
     def _delete(self, body: bytes, key: str) -> None:
         try:
-            self._netlink.request(_DELROUTE, body)
+            self._netlink.request(_DELROUTE, _by_one_name(body))
         except NetlinkError as error:
             if error.errno not in (errno.ESRCH, errno.ENODEV):
                 raise mapped(error, f"remove {key}") from error
@@ -141,6 +141,14 @@ class Routes:
             raise unreadable(error, "routes") from error
         # Without IPv6 in it, a kernel answers for all families.
         return [body for body in found if body and body[0] == number and _INFO.unpack_from(body)[5] == OWN_PROTOCOL]
+
+
+def _by_one_name(body: bytes) -> bytes:
+    """A route's body for its removal: where a next hop object stands for the hops, the kernel will not have them told as well."""
+    found = attributes(body, _INFO.size)
+    if _NEXT_HOP_ID not in found:
+        return body
+    return body[: _INFO.size] + b"".join(attribute(kind, found[kind]) for kind in (_DST, _TABLE, _PRIORITY, _NEXT_HOP_ID) if kind in found)
 
 
 def in_kernel_form(item: Route) -> Route:

@@ -234,7 +234,11 @@ def _node_prefixes(item: Node, cluster: Cluster, state: State) -> Iterator[Probl
 def _pod(item: Pod, state: State) -> Iterator[Problem]:
     cluster = state.clusters[item.cluster]
     if item.node not in state.nodes[item.cluster]:
-        yield Problem(f"node {item.node!r} is not known in cluster {item.cluster!r}", "$.node", f"Node/{item.cluster}/{item.node}")
+        yield Problem(
+            f"node {item.node!r} is not known in cluster {item.cluster!r}; it is admitted when that is",
+            "$.node",
+            f"Node/{item.cluster}/{item.node}",
+        )
     for index, address in enumerate(item.addresses):
         field = f"$.addresses[{index}]"
         if not any(prefix.covers(address) for prefix in cluster.pod_prefixes):
@@ -247,7 +251,11 @@ def _pod(item: Pod, state: State) -> Iterator[Problem]:
 def _public_key(item: PublicKey, state: State) -> Iterator[Problem]:
     host = HostId(item.cluster, item.name)
     if state.host(host) is None:
-        yield Problem(f"host {item.name!r} is not known in cluster {item.cluster!r}", "$.name", f"Gateway/{item.cluster}/{item.name}")
+        yield Problem(
+            f"host {item.name!r} is not known in cluster {item.cluster!r}; it is admitted when that is",
+            "$.name",
+            f"Gateway/{item.cluster}/{item.name}",
+        )
     for other_host, other in state.keys.items():
         if other.key == item.key and other_host != host:
             yield Problem(f"the key is {other.ref}'s; every host has a key of its own", "$.key", other.ref)
@@ -319,7 +327,9 @@ def _remaps(attachment: Attachment, far: Cluster) -> Iterator[tuple[str, tuple[P
 def _end_gateway(attachment: Attachment, state: State, field: str) -> Iterator[Problem]:
     cluster, gateway = attachment.host
     if gateway not in state.gateways[cluster]:
-        yield Problem(f"gateway {gateway!r} is not known in cluster {cluster!r}", field, f"Gateway/{cluster}/{gateway}")
+        yield Problem(
+            f"gateway {gateway!r} is not known in cluster {cluster!r}; it is admitted when that is", field, f"Gateway/{cluster}/{gateway}"
+        )
     other = state.attachments[cluster].get(gateway)
     if other is not None and other.peering.ref != attachment.peering.ref:
         yield Problem(f"gateway {attachment.host} serves {other.peering.ref}; a gateway serves one peering", field, other.peering.ref)

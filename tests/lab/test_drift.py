@@ -50,7 +50,9 @@ async def test_a_peering_that_comes_back_at_once_is_no_drift(mesh, live, eventua
 
 
 async def test_ends_change_places(mesh, live):
-    """The ends of a peering in the other order: every tunnel address moves to the other end, and all pods reach each other again."""
-    peering = mesh.object("Peering/rome/rome-milan")
+    """The ends of a peering in the other order: every tunnel address moves to the other end, no route is lost with it, and all pods
+    reach each other again."""
+    peering, told = mesh.object("Peering/rome/rome-milan"), len(live.board.drift)
     await live.publish(replace(peering, ends=peering.ends[::-1]))
     await live.carries()
+    assert [(event.host, event.key, event.state) for event in live.board.drift[told:]] == []

@@ -149,6 +149,16 @@ TAMPERINGS = {
         _drop(f"route 254 10.61.0.0/16 {GUARD_METRIC}"),
         (f"route 254 10.61.0.0/16 {GUARD_METRIC}",),
     ),
+    "route by a next hop object": Tampering(
+        "ip nexthop add id 7 dev {o}1; ip route add 10.77.0.0/16 nhid 7 table 7001 proto 77",
+        _put(Listed("route", "route 7001 10.77.0.0/16 0", "a next hop object")),
+        ("route 7001 10.77.0.0/16 0",),
+    ),
+    "IPv6 route by a next hop object": Tampering(
+        "ip -6 nexthop add id 8 dev {o}1; ip -6 route add fd00:77::/64 nhid 8 table 7001 proto 77",
+        _put(Listed("route", "route 7001 fd00:77::/64 1024", "a next hop object")),
+        ("route 7001 fd00:77::/64 1024",),
+    ),
     "IPv6 route removed": Tampering("ip route del fd00:200:1::/64 table 7002", _drop(ROUTE6), (ROUTE6,)),
     "IPv6 route of two hops by one": Tampering(
         "ip route del fd00:200::/32 table 7001 via fd00:169::6 dev {t}1", _edit(ROUTES6, hops=()), (ROUTES6,)

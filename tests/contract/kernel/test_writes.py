@@ -150,6 +150,17 @@ def test_a_wireguard_link_changes_in_place(machine: Machine, plan: dict[str, Pla
     assert differences(machine.kernel, changed) == []
 
 
+def test_a_neighbouring_address_outlives_the_first(machine: Machine, plan: dict[str, PlanObject]) -> None:
+    """A link changes from one address of a subnet to another: the new one stays when the old one goes, and so do the link's routes."""
+    converge(machine.kernel, plan)
+    old = next(item for item in plan.values() if isinstance(item, LinkAddress) and item.length == 30)
+    new = msgspec.structs.replace(old, address=Address("169.254.18.2"))
+    changed = {**{key: item for key, item in plan.items() if key != old.key}, new.key: new}
+    machine.kernel.write(Change(None, new))
+    machine.kernel.write(Change(old, None))
+    assert differences(machine.kernel, changed) == []
+
+
 @pytest.mark.parametrize(
     "field",
     [
