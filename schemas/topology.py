@@ -17,6 +17,7 @@ from schemas.values import Address, Endpoint, Family, Key, Name, Prefix
 
 Uplink = Annotated[Name, Meta(extra_json_schema={"default": "eth0"})]
 Port = Annotated[int, Meta(ge=1, le=65535)]
+Prefixes = Annotated[tuple[Prefix, ...], Meta(max_length=256)]
 HostAddresses = Annotated[tuple[Address, ...], Meta(min_length=1, max_length=2)]
 TUNNELS_MAX = 64
 _LAST_FIRST_PORT = 65535 - TUNNELS_MAX + 1
@@ -67,8 +68,8 @@ class Cluster(Object, frozen=True, kw_only=True, tag=True):
     addresses of its nodes and gateways, one prefix for each family of the others; peers never see those.
     """
 
-    pod_prefixes: Annotated[tuple[Prefix, ...], Meta(min_length=1)]
-    external_prefixes: tuple[Prefix, ...] = ()
+    pod_prefixes: Annotated[Prefixes, Meta(min_length=1)]
+    external_prefixes: Prefixes = ()
     internal_prefixes: Annotated[tuple[Prefix, ...], Meta(min_length=1, max_length=2)]
     overlay: Literal["vxlan"] = "vxlan"
     mtu: Annotated[int, Meta(ge=1280, le=65535)] = 1500
@@ -90,7 +91,7 @@ class Node(Object, frozen=True, kw_only=True, tag=True):
     cluster: Name
     addresses: HostAddresses
     uplink: Uplink = field(default_factory=lambda: Name("eth0"))
-    pod_prefixes: tuple[Prefix, ...] = ()
+    pod_prefixes: Prefixes = ()
 
     @property
     def home(self) -> Name:
@@ -119,8 +120,8 @@ class PeeringEnd(Strict, frozen=True, kw_only=True):
 
     cluster: Name
     gateway: Name
-    remap_pods: tuple[Prefix, ...] = ()
-    remap_external: tuple[Prefix, ...] = ()
+    remap_pods: Prefixes = ()
+    remap_external: Prefixes = ()
     endpoint: Endpoint | None = None
 
 
@@ -148,7 +149,7 @@ class Pod(Object, frozen=True, kw_only=True, tag="Endpoint"):
 
     cluster: Name
     node: Name
-    addresses: Annotated[tuple[Address, ...], Meta(min_length=1)]
+    addresses: Annotated[tuple[Address, ...], Meta(min_length=1, max_length=16)]
 
     @property
     def home(self) -> Name:

@@ -346,6 +346,14 @@ def test_an_object_that_no_broker_could_hand_on_is_refused() -> None:
     assert "524288" in refusal.reason
 
 
+def test_a_list_without_end_is_refused() -> None:
+    """A cluster of thousands of prefixes would keep everybody waiting while they are compared with one another."""
+    many = cluster("rome", pod_prefixes=tuple(Prefix(f"10.{number // 256}.{number % 256}.0/24") for number in range(300)))
+    (refusal,) = tell(Core(), [many]).refused
+    assert refusal.field == "$.podPrefixes"
+    assert "256" in refusal.reason
+
+
 def test_a_host_that_comes_back_to_a_smaller_prefix_gets_another_number() -> None:
     """A kept number that the new internal prefix has no address for is given up."""
     core = Core()
