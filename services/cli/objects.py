@@ -75,7 +75,7 @@ async def delete(*refs: Refs, file: Files = [], wait_s: Wait = 10.0, nats: Nats 
     meshmark delete -f topology.yaml
     ```
     """
-    named = [_reference(ref) for ref in refs] + [item.ref for item in reversed(files.load(file))]
+    named = [parse_reference(ref) for ref in refs] + [item.ref for item in reversed(files.load(file))]
     if not named:
         msg = "nothing to delete: name objects as Peering/rome/rome-milan, or give files with -f"
         raise Permanent(msg)
@@ -110,7 +110,7 @@ async def get(
         fail(f"no {chosen or 'object'} named {name} is admitted")
         return EXIT_ERROR
     if form == "table":
-        show_table(("KIND", "CLUSTER", "NAME", "WHAT"), [(item.kind, item.home, item.name, _summary(item)) for item in items])
+        show_table(("KIND", "CLUSTER", "NAME", "WHAT"), [(item.kind, item.home, item.name, summary(item)) for item in items])
     else:
         emit(items[0] if name is not None and len(items) == 1 else items, form)
     return 0
@@ -206,7 +206,7 @@ def _tell(waiting: dict[int, str], verdicts: Verdicts, wait_s: float, done: Mapp
     return code
 
 
-def _summary(item: Topology) -> str:
+def summary(item: Topology) -> str:
     data = codec.to_builtins(item)
     shown = {key: value for key, value in data.items() if key not in ("kind", "name", "cluster", "revision")}
     return ", ".join(f"{key}={_short(value)}" for key, value in shown.items())
@@ -228,7 +228,7 @@ def _kind(text: str) -> str:
     return found
 
 
-def _reference(text: str) -> str:
+def parse_reference(text: str) -> str:
     words = text.split("/")
     if len(words) != len(("kind", "cluster", "name")):
         msg = f"{text!r} names no object; write it as Kind/cluster/name, as Peering/rome/rome-milan"

@@ -73,7 +73,7 @@ async def plan(
         raise Permanent(msg)
     items, others = files.load(file), files.load(against)
     if file and not (diff and not against):
-        wanted = _paper_plans(items)
+        wanted = paper_plans(items)
         return _show_against(wanted, others, host, output) if diff else _show_plans(wanted, host, output)
     async with (nats or Nats()).connect() as broker:
         wanted = await _live_plans(broker, items)
@@ -87,7 +87,7 @@ async def plan(
         return _show_differences({name: lines for name, lines in found.items() if lines or host or name in wanted}, output)
 
 
-def _paper_plans(items: Iterable[Topology]) -> dict[HostId, HostPlan]:
+def paper_plans(items: Iterable[Topology]) -> dict[HostId, HostPlan]:
     """Plans of a topology on paper, after all rollouts. An object that would be refused is an error."""
     core = Core()
     said = [Said((item.kind.lower(), item.home, item.name), codec.encode(item), number) for number, item in enumerate(items, 1)]
@@ -108,7 +108,7 @@ async def _live_plans(broker: Broker, items: list[Topology]) -> dict[HostId, Hos
     allocations = await records.allocations(broker)
     if not items:
         return compile_all(State(in_force), allocations)
-    _paper_plans(items)
+    paper_plans(items)
     state = State(items)
     for key in in_force:
         if isinstance(key, PublicKey) and key.ref not in state.objects and state.host(HostId(key.cluster, key.name)) is not None:
@@ -158,7 +158,7 @@ def _show_plans(plans: dict[HostId, HostPlan], host: str | None, output: Format 
 
 def _show_against(wanted: dict[HostId, HostPlan], others: Iterable[Topology], host: str | None, output: Format | None) -> int:
     """Compare with the plans of other files."""
-    held = _paper_plans(others)
+    held = paper_plans(others)
     names = choose(wanted.keys() | held.keys(), host)
     return _show_differences({name: _between(held.get(name), wanted.get(name)) for name in names}, output)
 

@@ -9,6 +9,10 @@ from schemas.plan import (
     OWN_PROTOCOL,
     HostPlan,
     LinkAddress,
+    NftChain,
+    NftElement,
+    NftSet,
+    NftTable,
     PlanObject,
     PolicyRule,
     Route,
@@ -18,7 +22,8 @@ from schemas.plan import (
     WireguardPeer,
 )
 from schemas.values import IPV6
-from services.kernel.nft.text import table_text
+from services.kernel.nft.statements import element_text, rule_text
+from services.kernel.nft.text import chain_line, set_line, table_text
 
 
 def plan_text(plan: HostPlan) -> str:
@@ -42,6 +47,28 @@ def ip_line(item: Route | PolicyRule) -> str:
     if isinstance(item, Route):
         return f"ip {'-6 ' if item.prefix.family == IPV6 else ''}{_route(item)}"
     return f"ip {'-6 ' if item.family == IPV6 else ''}{_rule(item)}"
+
+
+def object_lines(item: PlanObject) -> list[str]:
+    """One object as a person would write it, line by line."""
+    match item:
+        case Sysctl():
+            lines = [f"{item.name}={item.value}"]
+        case Route() | PolicyRule():
+            lines = [ip_line(item)]
+        case NftTable():
+            lines = [f"table inet {item.name}"]
+        case NftSet():
+            lines = [set_line(item)]
+        case NftElement():
+            lines = [element_text(item)]
+        case NftChain():
+            lines = [chain_line(item), *map(rule_text, item.rules)]
+        case WireguardPeer():
+            lines = list(_peer_lines(item))
+        case _:
+            lines = [*_link_lines(item), *_wireguard_lines([item])]
+    return [part for line in lines for part in line.splitlines()]
 
 
 def _route(item: Route) -> str:
@@ -87,6 +114,10 @@ def _wireguard_lines(objects: Iterable[PlanObject]) -> Iterator[str]:
             yield f"[Interface]\nListenPort = {link.listen_port}\n# PrivateKey: made on the host, never leaves it"
             for peer in known:
                 if isinstance(peer, WireguardPeer) and peer.link == link.name:
-                    yield f"[Peer]\nPublicKey = {peer.public_key}\nEndpoint = {peer.endpoint}\nAllowedIPs = {', '.join(peer.allowed_ips)}"
-                    if peer.keepalive_seconds:
-                        yield f"PersistentKeepalive = {peer.keepalive_seconds}"
+                    yield from _peer_lines(peer)
+
+
+def _peer_lines(peer: WireguardPeer) -> Iterator[str]:
+    yield f"[Peer]\nPublicKey = {peer.public_key}\nEndpoint = {peer.endpoint}\nAllowedIPs = {', '.join(peer.allowed_ips)}"
+    if peer.keepalive_seconds:
+        yield f"PersistentKeepalive = {peer.keepalive_seconds}"
