@@ -111,10 +111,18 @@ class Applier:
         found = repairs({key: item for key, item in objects.items() if key in reference}, reference, observed)
         leaving = set() if plan.units else {change.key for change in found}
         # Guards and sysctls stay through an undo or are others' too: only more than these is a unit that was here.
-        damaged = frozenset(
-            name for name, unit in plan.units.items() if any(key in observed and _is_telling(observed[key]) for key in unit)
+        damaged = {name for name, unit in plan.units.items() if any(key in observed and _is_telling(observed[key]) for key in unit)}
+        # What nobody plans has no old version either: one object that cannot be removed does not bring the others back.
+        scope = Scope(
+            {},
+            plan.units,
+            wanted.epoch,
+            wanted.generation,
+            from_kernel=True,
+            final=final,
+            damaged=frozenset({*damaged, STRAY}),
+            failures=failures,
         )
-        scope = Scope({}, plan.units, wanted.epoch, wanted.generation, from_kernel=True, final=final, damaged=damaged, failures=failures)
         return Turn(self._kernel, scope, self._now).run(order(found, observed, plan.objects(), leaving))
 
     def _reference(self, plan: HostPlan, objects: Mapping[str, PlanObject]) -> tuple[Observed, dict[str, Failure]]:

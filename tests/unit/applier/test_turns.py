@@ -381,3 +381,18 @@ def test_a_half_made_replacement_is_put_back_and_not_believed() -> None:
     del host.objects["link mt.1"]
     assert one.apply(FIRST, 1, 3).outcome == "applied"
     assert holds(host, FIRST)
+
+
+@pytest.mark.parametrize("stuck", ["sysctl net/ipv4/ip_forward", "link mt.0", "table meshmark.rome.rome-milan"])
+def test_what_nobody_plans_goes_as_far_as_it_can(stuck: str) -> None:
+    """After a restart, one object that cannot be removed stays with its members, is reported, and brings nothing else back."""
+    host = FakeHost()
+    applier(host).apply(FIRST, 1, 1)
+    blocked = applier(host, lambda change: Permanent("no") if change.key == stuck and change.new is None else None)
+    report = blocked.apply(EMPTY, 1, 2)
+    assert [(unit.unit, unit.outcome, unit.error) for unit in report.units] == [("-", "degraded", f"{stuck}: no")]
+    left = {key for key in host.objects if not (stuck.startswith("table") and key.split()[1] == "meshmark.rome.rome-milan")}
+    assert left <= {stuck}
+    assert set(host.kept_sysctls) <= {stuck.removeprefix("sysctl ")}
+    assert applier(host).apply(EMPTY, 1, 3).outcome == "applied"
+    assert host.objects == {}
