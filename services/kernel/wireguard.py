@@ -46,6 +46,10 @@ class KeyFile:
             self._private = self._load()
         return self._private
 
+    def known(self) -> bytes | None:
+        """The private key if there is one already."""
+        return self.private() if self._private or self._file.exists() else None
+
     def public(self) -> Key:
         if self._public is None:
             self._public = public_key(self.private())
@@ -81,7 +85,7 @@ class Wireguard:
                 found[key] = Listed("link", key, f"a device of kind {device.kind} without WireGuard behind it")
             elif not device.up:
                 found[key] = Listed("link", key, "down")
-            elif state.private_key != self._keys.private():
+            elif state.private_key != self._keys.known():
                 found[key] = Listed("link", key, "a WireGuard device with another private key")
             else:
                 found[key] = WireguardLink(device.name, state.listen_port, device.mtu, self._keys.public())
