@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError
 
 from schemas.codec import DecodeError
 from services.cli import daemons, drift, explain, objects, plan, purge, status
+from services.cli.doctor import command as doctor
 from services.cli.lab.app import lab
 from services.cli.output import EXIT_ERROR, console, errors, fail, system_words
 from services.runtime import logs
@@ -25,7 +26,7 @@ app = App(
     result_action="return_value",
 )
 app.command(lab)
-for module in (objects, plan, status, drift, explain, purge, daemons):
+for module in (objects, plan, status, drift, explain, doctor, purge, daemons):
     module.register(app)
 app.register_install_completion_command()
 

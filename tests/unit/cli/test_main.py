@@ -12,7 +12,7 @@ from services.cli import main as cli
 from services.cli.main import app, main
 from services.cli.output import line
 
-COMMANDS = ("publish", "get", "delete", "plan", "status", "drift", "explain", "purge", "planner", "applier", "auditor", "server")
+COMMANDS = ("publish", "get", "delete", "plan", "status", "drift", "explain", "purge", "doctor", "planner", "applier", "auditor", "server")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -1,0 +1,178 @@
+"""Whom meshmark would meet on this host: who else uses its marks, tables, priorities, names and ports, or stops what it forwards. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.cli.doctor.check import Check, Role, listed
+from services.cli.doctor.owners import owner
+from services.kernel.survey.values import ForeignRule, LinkSeen, MarkUse, PortSeen, Survey, Unknown
+from services.planner import layout
+from services.planner.names import OVERLAY_LINK_PREFIX, TUNNEL_LINK_PREFIX
+
+_ALL = 0xFFFFFFFF
+_STRICT = 1
+_OWN_NAMESPACE = "give the gateway a network namespace of its own, or take the other agent's marks out of " + f"{layout.CLASS_MASK:#x}"
+
+
+def tables(role: Role) -> tuple[int, ...]:
+    """The route tables that a host of this role uses."""
+    return (layout.OUTGOING_TABLE, layout.INCOMING_TABLE) if role == "gateway" else (layout.NODE_TABLE,)
+
+
+def priorities(role: Role) -> tuple[int, ...]:
+    """The priorities of its policy rules."""
+    if role == "node":
+        return (layout.RULE_NODE,)
+    return (layout.RULE_LOCAL_OUTGOING, layout.RULE_LOCAL_INCOMING, layout.RULE_OUTGOING, layout.RULE_INCOMING)
+
+
+def checks(survey: Survey, role: Role) -> Iterator[Check]:
+    """All checks of this kind."""
+    yield _marks(survey, role)
+    yield _tables(survey, role)
+    yield _priorities(survey, role)
+    yield _links(survey)
+    yield _ports(survey)
+    yield _rp_filter(survey)
+    yield _forwarding(survey)
+
+
+def _marks(survey: Survey, role: Role) -> Check:
+    if role == "node":
+        return Check("marks", "ok", "a node uses none")
+    uses = [*_rule_marks(survey), *(survey.netfilter.marks if not isinstance(survey.netfilter, Unknown) else ())]
+    met = list(dict.fromkeys(_told(use) for use in uses if use.mask & layout.CLASS_MASK))
+    if met:
+        return Check("marks", "problem", f"bits of {layout.CLASS_MASK:#x} are used by others: {listed(met)}", _OWN_NAMESPACE)
+    if blind := _blind(survey):
+        return Check("marks", "unknown", f"no use of {layout.CLASS_MASK:#x} was seen, but {listed(blind)}", "look there for marks by hand")
+    return Check("marks", "ok", f"nobody uses bits of {layout.CLASS_MASK:#x}" + (f"; {len(uses)} uses of other bits" if uses else ""))
+
+
+def _rule_marks(survey: Survey) -> list[MarkUse]:
+    rules = () if isinstance(survey.rules, Unknown) else survey.rules
+    return [MarkUse(f"policy rule {rule.priority}", "matches", rule.mask, rule.fwmark) for rule in rules if rule.mask]
+
+
+def _blind(survey: Survey) -> list[str]:
+    """Where marks may be used without being seen from here."""
+    found = []
+    if isinstance(survey.rules, Unknown):
+        found.append(f"policy rules cannot be read ({survey.rules.reason})")
+    if isinstance(survey.netfilter, Unknown):
+        found.append(f"nftables cannot be read ({survey.netfilter.reason})")
+    else:
+        found += [f"rules in table {name} were not understood" for name in survey.netfilter.opaque]
+    return found + _legacy(survey)
+
+
+def _legacy(survey: Survey) -> list[str]:
+    if isinstance(survey.legacy, Unknown):
+        return [f"iptables' own tables cannot be read ({survey.legacy.reason})"]
+    return [f"iptables' own table {name} is not looked into (iptables-legacy-save shows it)" for name in survey.legacy]
+
+
+def _told(use: MarkUse) -> str:
+    value = "a mark" if use.value is None else f"{use.value:#x}"
+    mask = "" if use.mask in (use.value, _ALL) else f"/{use.mask:#x}"
+    known = owner(use.mask, use.value)
+    return f"{use.where} {use.verb} {value}{mask}{f' (as {known})' if known else ''}"
+
+
+def _tables(survey: Survey, role: Role) -> Check:
+    own = tables(role)
+    names = ", ".join(map(str, own))
+    if isinstance(survey.routes, Unknown):
+        return Check("route tables", "unknown", f"routes cannot be read ({survey.routes.reason})")
+    held = [f"{item.count} IPv{item.family} routes of others in table {item.table}" for item in survey.routes if item.table in own]
+    if held:
+        return Check("route tables", "problem", listed(held), f"move them: meshmark needs {names} for itself")
+    users = [] if isinstance(survey.rules, Unknown) else [_rule(rule) for rule in survey.rules if rule.table in own]
+    if users:
+        return Check("route tables", "warning", f"others look up meshmark's tables: {listed(users)}", "have them use another table")
+    return Check("route tables", "ok", f"{names}: nobody else is there")
+
+
+def _priorities(survey: Survey, role: Role) -> Check:
+    own = priorities(role)
+    names = ", ".join(map(str, own))
+    if isinstance(survey.rules, Unknown):
+        return Check("rule priorities", "unknown", f"policy rules cannot be read ({survey.rules.reason})")
+    met = [_rule(rule) for rule in survey.rules if rule.priority in own]
+    if met:
+        advice = "among rules of one priority the older comes first: give the others another one"
+        return Check("rule priorities", "warning", f"used by others: {listed(met)}", advice)
+    return Check("rule priorities", "ok", f"{names}: nobody else is there")
+
+
+def _rule(rule: ForeignRule) -> str:
+    mark = f" fwmark {rule.fwmark:#x}/{rule.mask:#x}" if rule.mask else ""
+    return f"IPv{rule.family} rule {rule.priority}{mark} lookup {rule.table}"
+
+
+def _links(survey: Survey) -> Check:
+    if isinstance(survey.links, Unknown):
+        return Check("link names", "unknown", f"links cannot be read ({survey.links.reason})")
+    met = [link for link in survey.links if link.name.startswith((OVERLAY_LINK_PREFIX, TUNNEL_LINK_PREFIX)) and not link.is_own]
+    if met:
+        words = listed([f"{link.name} ({link.kind or 'physical'})" for link in met])
+        return Check("link names", "problem", f"links that are not ours have names of ours: {words}", "rename or remove them")
+    return Check("link names", "ok", f"no {OVERLAY_LINK_PREFIX}* or {TUNNEL_LINK_PREFIX}* of others")
+
+
+def _ports(survey: Survey) -> Check:
+    if isinstance(survey.ports, Unknown):
+        return Check("UDP ports", "unknown", f"ports cannot be read ({survey.ports.reason})")
+    links = () if isinstance(survey.links, Unknown) else survey.links
+    found = [judged for seen in survey.ports if (judged := _port(seen, links)) is not None]
+    worst = next((verdict for verdict in ("problem", "unknown", "warning") if any(check.verdict == verdict for check in found)), None)
+    if worst is None:
+        return Check("UDP ports", "ok", "free, or meshmark's own")
+    advice = next(check.advice for check in found if check.verdict == worst)
+    return Check("UDP ports", worst, listed([check.detail for check in found]), advice)  # type: ignore[arg-type]
+
+
+def _port(seen: PortSeen, links: tuple[LinkSeen, ...]) -> Check | None:
+    """What is wrong with a port that is in use; None when it is meshmark's own."""
+    name = f"port {seen.port}"
+    if seen.process is not None and not seen.process.startswith("wireguard-go"):
+        return Check(name, "problem", f"{name} is taken by {seen.process}", "stop it, or choose another port for the peering")
+    holders = [link for link in links if link.port == seen.port]
+    foreign = [link for link in holders if not link.is_own]
+    if holders and not foreign:
+        return None
+    if foreign and all(link.kind == "vxlan" for link in holders):
+        words = listed([link.name for link in foreign])
+        return Check(
+            name, "warning", f"{name} is shared with {words}", "that works while VXLAN ids and remotes differ, and its options are plain"
+        )
+    if foreign:
+        return Check(
+            name, "problem", f"{name} is taken by {foreign[0].kind} device {foreign[0].name}", "choose another port for the peering"
+        )
+    return Check(name, "unknown", f"{name} is in use, by whom cannot be seen from here", "look from the host, as root: ss -lunp")
+
+
+def _rp_filter(survey: Survey) -> Check:
+    if isinstance(survey.uplinks, Unknown):
+        return Check("rp_filter", "unknown", f"routes cannot be read ({survey.uplinks.reason})")
+    if not survey.uplinks:
+        return Check("rp_filter", "unknown", "no IPv4 default route, so no uplink to look at")
+    strict = [link.name for link in survey.uplinks if link.rp_filter == _STRICT]
+    if strict:
+        advice = f"if the way back is by another link, packets are dropped: sysctl -w net.ipv4.conf.{strict[0]}.rp_filter=2"
+        return Check("rp_filter", "warning", f"strict on the uplink {', '.join(strict)}", advice)
+    return Check("rp_filter", "ok", "; ".join(f"{link.name}: {link.rp_filter}" for link in survey.uplinks))
+
+
+def _forwarding(survey: Survey) -> Check:
+    if isinstance(survey.netfilter, Unknown):
+        return Check("forwarding", "unknown", f"nftables cannot be read ({survey.netfilter.reason})")
+    drops = [f"{item.family} {item.table} {item.chain}" for item in survey.netfilter.drops]
+    if drops:
+        advice = "let it accept forwarded packets to and from mo.* and mt.*"
+        return Check("forwarding", "warning", f"dropped unless a rule accepts it, by {listed(drops)}", advice)
+    if unseen := [text for text in _legacy(survey) if "filter" in text or "cannot" in text]:
+        return Check("forwarding", "unknown", listed(unseen), "iptables-legacy -S FORWARD shows the policy")
+    return Check("forwarding", "ok", "no chain of others drops by policy")

@@ -1,0 +1,43 @@
+"""UDP ports in use in this network namespace, and by whom: from /proc."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from services.kernel.survey.values import PortSeen
+
+_LOCAL, _INODE = 1, 9
+
+
+def in_use(wanted: Iterable[int], proc: Path = Path("/proc")) -> tuple[PortSeen, ...]:
+    """Those of the wanted UDP ports that a socket is bound to, of either family, in order. Raises OSError where /proc cannot be read.
+
+    A process in another PID namespace, or of somebody else when we are not root, is not seen; nor has a socket of the kernel one.
+    """
+    ports = set(wanted)
+    inodes: dict[str, int] = {}
+    for family in ("udp", "udp6"):
+        file = proc / "thread-self/net" / family
+        for line in file.read_text(encoding="ascii").splitlines()[1:] if file.exists() else ():
+            fields = line.split()
+            port = int(fields[_LOCAL].rpartition(":")[2], 16)
+            if port in ports:
+                inodes[fields[_INODE]] = port
+    owners = _owners(proc, set(inodes)) if inodes else {}
+    found = {PortSeen(port, owners.get(inode)) for inode, port in inodes.items()}
+    return tuple(sorted(found, key=lambda seen: (seen.port, seen.process or "")))
+
+
+def _owners(proc: Path, inodes: set[str]) -> dict[str, str]:
+    """Processes by the sockets that they hold, as ``name (pid)``."""
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    found: dict[str, str] = {}
+    for process in proc.glob("[0-9]*"):
+        try:
+            held = {str(entry.readlink()) for entry in (process / "fd").iterdir()} & wanted.keys()
+            name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip() if held else ""
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+        found |= {wanted[link]: f"{name} ({process.name})" for link in held}
+    return found
