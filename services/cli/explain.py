@@ -72,9 +72,9 @@ async def explain(
 
     ```sh
     meshmark explain route 7002 10.200.1.0/24 0
-    meshmark explain 'rule 900 fwmark 0xff00/0xff00 iif - to -' --host rome/gateway
+    meshmark explain 'rule 900 fwmark 0xff00/0xff00 iif - to -'
     meshmark explain Peering/rome/rome-milan
-    meshmark explain -f topology.yaml chain meshmark.rome.rome-milan forward
+    meshmark explain -f topology.yaml link mt.0 --host rome/gateway
     ```
     """
     text = " ".join(" ".join(words).split())

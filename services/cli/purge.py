@@ -64,7 +64,7 @@ async def purge(*, dry_run: DryRun = False, yes: Yes = False, state_dir: StateDi
     ```sh
     meshmark purge --dry-run
     systemctl stop meshmark-applier meshmark-auditor && meshmark purge
-    ip netns exec gateway meshmark purge --yes --state-dir /var/lib/meshmark/gateway
+    ip netns exec gateway meshmark purge --yes --state-dir /srv/gateway
     ```
     """
     form = default_format(output)

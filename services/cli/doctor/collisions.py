@@ -12,6 +12,7 @@ from services.planner.names import OVERLAY_LINK_PREFIX, TUNNEL_LINK_PREFIX
 
 _ALL = 0xFFFFFFFF
 _STRICT = 1
+_LOOK = "look from the host, as root: ss -lunp"
 _OWN_NAMESPACE = "give the gateway a network namespace of its own, or take the other agent's marks out of " + f"{layout.CLASS_MASK:#x}"
 
 
@@ -151,7 +152,8 @@ def _port(seen: PortSeen, links: tuple[LinkSeen, ...]) -> Check | None:
         return Check(
             name, "problem", f"{name} is taken by {foreign[0].kind} device {foreign[0].name}", "choose another port for the peering"
         )
-    return Check(name, "unknown", f"{name} is in use, by whom cannot be seen from here", "look from the host, as root: ss -lunp")
+    who = seen.process or "somebody who cannot be seen from here"
+    return Check(name, "unknown", f"{name} is in use by {who}, and no device of this namespace says that it is its own", _LOOK)
 
 
 def _rp_filter(survey: Survey) -> Check:

@@ -153,6 +153,7 @@ def test_marks_collide_by_bits(survey: Survey, verdict: str, words: str):
         ((PortSeen(51840, "wireguard-go (7)"),), (LinkSeen("wg0", "tun", is_own=False, port=51840),), "problem", "tun device wg0"),
         ((PortSeen(51840, None),), (LinkSeen("wg0", "wireguard", is_own=False, port=51840),), "problem", "wireguard device wg0"),
         ((PortSeen(51840, None),), (LinkSeen("wg0", "wireguard", is_own=False, port=None),), "unknown", "cannot be seen"),
+        ((PortSeen(51840, "wireguard-go (7)"),), (LinkSeen("mt.0", "tun", is_own=True, port=0),), "unknown", "in use by wireguard-go (7)"),
         ((PortSeen(4789, "nc (9)"), PortSeen(4789, None)), (LinkSeen("mo.a", "vxlan", is_own=True, port=4789),), "problem", "nc (9)"),
     ],
 )
