@@ -26,7 +26,7 @@ import pytest
 
 from schemas.plan import HostPlan
 from schemas.topology import Gateway, Node, Peering, Pod, PublicKey, Topology
-from schemas.values import FAMILIES
+from schemas.values import FAMILIES, IPV4, Address, Family
 from services.cli.files import load
 from services.cli.lab import listing, namespaces, probe, traffic
 from services.cli.lab.crew import host_view
@@ -43,7 +43,8 @@ from services.runtime.broker import Broker
 from services.runtime.errors import MeshmarkError
 from services.runtime.settings import BrokerSettings
 
-EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "two-clusters.yaml"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EXAMPLE = EXAMPLES / "two-clusters.yaml"
 CHANGE_S = 60.0
 """A change, also one that makes namespaces and starts services, is in force within this time on a busy machine."""
 POLL_S = 0.05
@@ -82,7 +83,7 @@ async def eventually(
 
 
 class Packet(NamedTuple):
-    """An IPv4 packet on a link. `outgoing` as seen from the host; ports are 0 for what is neither UDP nor TCP."""
+    """A packet on a link. `outgoing` as seen from the host; ports are 0 for what is neither UDP nor TCP; `body` is what it carries."""
 
     outgoing: bool
     source: str
@@ -90,15 +91,15 @@ class Packet(NamedTuple):
     protocol: int
     source_port: int
     destination_port: int
-    raw: bytes
+    body: bytes
 
 
 class Mesh:
     """The lab as namespaces, processes and files. Hosts are called ``rome.gateway``, pods ``rome.pod.shop``, the middle ``underlay``."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, example: Path) -> None:
         self.folder = folder
-        self.topology: list[Topology] = load([EXAMPLE])
+        self.topology: list[Topology] = load([example])
         """What the files say: the mesh as every test finds it, but for public keys."""
 
     @property
@@ -151,7 +152,7 @@ class Mesh:
 
     @contextlib.contextmanager
     def capture(self, host: str, interface: str = "eth0") -> Iterator[list[Packet]]:
-        """IPv4 packets on a link of a host while the body runs; the list grows, and is complete when the body is left."""
+        """IP packets on a link of a host while the body runs; the list grows, and is complete when the body is left."""
         packets: list[Packet] = []
         opened = namespaces.inside(f"{PREFIX}{host}", lambda: _packet_socket(interface))
         ended = threading.Event()
@@ -269,9 +270,9 @@ class Live:
         assert isinstance(item, Pod)
         return item
 
-    def walk(self, client: str, server: str) -> Walk:
+    def walk(self, client: str, server: str, family: Family = IPV4) -> Walk:
         """What ``rome/shop`` dials to reach ``milan/bank``, and what that one must see."""
-        found = expected(self.objects.values(), self.pod(client), self.pod(server))
+        found = expected(self.objects.values(), self.pod(client), self.pod(server), family)
         assert found is not None, f"the topology does not join {client} and {server}"
         return found
 
@@ -344,12 +345,19 @@ class Live:
 @pytest.fixture(scope="session")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """The lab of the example, brought up by the command once, and taken down after the last test."""
+    with up(EXAMPLE, tmp_path_factory.mktemp("lab") / "state") as found:
+        yield found
+
+
+@contextlib.contextmanager
+def up(example: Path, state: Path) -> Iterator[Mesh]:
+    """The lab of an example, while the body runs."""
     if namespaces.existing():
         pytest.skip("a lab is up on this machine")
-    found = Mesh(Folder(tmp_path_factory.mktemp("lab") / "state"))
+    found = Mesh(Folder(state), example)
     # The supervisor outlives the command: it must not hold a pipe that somebody reads to the end.
     with (found.folder.path.parent / "up.log").open("w+") as said:
-        arguments = ["lab", "up", "-f", str(EXAMPLE), "--state", str(found.folder.path), "--detach"]
+        arguments = ["lab", "up", "-f", str(example), "--state", str(found.folder.path), "--detach"]
         done = subprocess.run([sys.executable, "-m", "services.cli.main", *arguments], stdout=said, stderr=said, check=False, timeout=110)
         said.seek(0)
         assert done.returncode == 0, said.read()
@@ -365,6 +373,13 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 @pytest.fixture
 async def live(mesh: Mesh) -> AsyncIterator[Live]:
     """The mesh as the example says, connected to; given back the same."""
+    async with connected(mesh) as found:
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def connected(mesh: Mesh) -> AsyncIterator[Live]:
+    """A lab as its example says while the body runs, and again afterwards."""
     async with _held(Feed.open(mesh.url, "test")) as feed:
         found = Live(mesh, feed)
         await found.restore()
@@ -433,13 +448,18 @@ def _collect(opened: socket.socket, packets: list[Packet], ended: threading.Even
             if last:
                 return
             continue
-        if kind == 0x0800 and len(raw) >= 20:
+        if (kind == 0x0800 and len(raw) >= 20) or (kind == 0x86DD and len(raw) >= 40):
             packets.append(_packet(raw, outgoing=direction == OUTGOING))
 
 
 def _packet(raw: bytes, *, outgoing: bool) -> Packet:
-    size, protocol = (raw[0] & 0xF) * 4, raw[9]
+    if raw[0] >> 4 == 4:
+        body, protocol, whole = raw[(raw[0] & 0xF) * 4 :], raw[9], not struct.unpack("!H", raw[6:8])[0] & 0x1FFF
+        ends = raw[12:16], raw[16:20]
+    else:
+        body, protocol, whole = raw[40:], raw[6], True  # a fragment has the number of its header for a protocol
+        ends = raw[8:24], raw[24:40]
     ports: Sequence[int] = (0, 0)
-    if protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP) and len(raw) >= size + 4 and not struct.unpack("!H", raw[6:8])[0] & 0x1FFF:
-        ports = struct.unpack("!HH", raw[size : size + 4])
-    return Packet(outgoing, socket.inet_ntoa(raw[12:16]), socket.inet_ntoa(raw[16:20]), protocol, ports[0], ports[1], raw)
+    if protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP) and len(body) >= 4 and whole:
+        ports = struct.unpack("!HH", body[:4])
+    return Packet(outgoing, *map(Address.of, ends), protocol, ports[0], ports[1], body)

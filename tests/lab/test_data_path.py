@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from schemas.values import IPV4, SOCKET_FAMILY, Family
 from services.cli.lab import namespaces
 from services.cli.lab.layout import PREFIX
 from tests.lab.conftest import Live, Packet, eventually
@@ -24,11 +25,11 @@ OUTER_PORTS = "{ 4789, 51840-51903 }"
 IPV4_HEADER, TCP_HEADER = 20, 20
 
 
-def pod_socket(name: str, kind: socket.SocketKind = socket.SOCK_DGRAM) -> socket.socket:
+def pod_socket(name: str, kind: socket.SocketKind = socket.SOCK_DGRAM, family: Family = IPV4) -> socket.socket:
     """A socket inside a pod named as ``rome/shop``, not blocking."""
 
     def make() -> socket.socket:
-        made = socket.socket(socket.AF_INET, kind)
+        made = socket.socket(SOCKET_FAMILY[family], kind)
         made.setblocking(False)
         return made
 
@@ -139,7 +140,7 @@ def syn_mss(packet: Packet) -> int:
     """The MSS option of a segment with SYN, 0 for any other packet."""
     if packet.protocol != socket.IPPROTO_TCP:
         return 0
-    segment = packet.raw[(packet.raw[0] & 0xF) * 4 :]
+    segment = packet.body
     if not segment[13] & 0x02:
         return 0
     options = segment[20 : (segment[12] >> 4) * 4]
@@ -194,7 +195,6 @@ async def test_too_large_packets_get_an_answer_through_both_translations(live: L
 
 def too_large(packet: Packet) -> int:
     """The MTU in an ICMP `fragmentation needed`, 0 for any other packet."""
-    body = packet.raw[(packet.raw[0] & 0xF) * 4 :]
-    if packet.outgoing or packet.protocol != socket.IPPROTO_ICMP or tuple(body[:2]) != (3, 4):
+    if packet.outgoing or packet.protocol != socket.IPPROTO_ICMP or tuple(packet.body[:2]) != (3, 4):
         return 0
-    return int.from_bytes(body[6:8], "big")
+    return int.from_bytes(packet.body[6:8], "big")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,17 @@ from msgspec.structs import replace
 
 from schemas import codec
 from schemas.topology import DriftPolicy
+from schemas.values import Address
+from tests.lab.conftest import Live, Mesh
 
 pytestmark = pytest.mark.privileged
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "two-clusters.yaml"
 TABLE = "meshmark.rome.rome-milan"
 SCRATCH = "mmscratch"
+
+OWN_LINK_LOCAL = ("fe80::1", "fe80::2")
+DETAILS = ("id", "local", "local6", "remote", "remote6", "port", "learning")
 
 Sections = dict[str, list[str]]
 
@@ -51,7 +56,7 @@ def sections(text: str) -> dict[str, Sections]:
     return found
 
 
-def typed_in(namespace: str, printed: Sections, uplink: str) -> None:
+def typed_in(namespace: str, printed: Sections, uplink: Iterable[Address]) -> None:
     """Do as the printed plan says, with a plain tool for each line, in a namespace that is made anew.
 
     Not every kernel has WireGuard or dummy links: other links stand for the tunnels and the uplink.
@@ -60,12 +65,17 @@ def typed_in(namespace: str, printed: Sections, uplink: str) -> None:
     order = ("ip rule", "ip link and address", "ip route", "ip route: guards")
     lines = [line for name in order for line in printed[name]]
     lines = [line.replace("type wireguard", f"type vxlan id {number} dstport {number}") for number, line in enumerate(lines, 1)]
-    start = ["link set lo up", "link add eth0 type vxlan id 5000 dstport 5000", f"address add {uplink}/32 dev eth0", "link set eth0 up"]
-    script = "\n".join([*start, *(line.removeprefix("ip ") for line in lines)])
-    # The lab is IPv4; link-local addresses would need routes of their own.
+    addresses = [f"address add {address.host_prefix} dev eth0" for address in uplink]
+    start = ["link set lo up", "link add eth0 type vxlan id 5000 dstport 5000", *addresses, "link set eth0 up"]
     inside = ["ip", "netns", "exec", namespace]
-    subprocess.run([*inside, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"], check=True)
-    subprocess.run(["ip", "-n", namespace, "-batch", "-"], input=script, check=True, text=True)
+    without = int(not any(line.startswith("ip -6") for line in lines))
+    names = [f"net.ipv6.conf.{what}.disable_ipv6={without}" for what in ("all", "default")]
+    subprocess.run([*inside, "sysctl", "-qw", *names], check=True)
+    for family in ("", "-6 "):
+        # `ip` takes the family of a batch for the family of its lines.
+        words = [line.removeprefix("ip ").removeprefix(family) for line in lines if line.startswith("ip -6") == bool(family)]
+        script = "\n".join([*(start if not family else []), *words])
+        subprocess.run(["ip", *family.split(), "-n", namespace, "-batch", "-"], input=script, check=True, text=True)
     subprocess.run([*inside, "nft", "-f", "-"], input="\n".join(printed["nft"]), check=True, text=True)
 
 
@@ -103,7 +113,7 @@ def plain(value):
 
 
 def rules(namespace: str) -> list:
-    return listed(namespace, "ip", "-j", "rule", "list", "protocol", "77")
+    return [rule for family in ("-4", "-6") for rule in listed(namespace, "ip", family, "-j", "rule", "list", "protocol", "77")]
 
 
 def routes(namespace: str) -> list:
@@ -116,22 +126,26 @@ def links(namespace: str) -> dict[str, list]:
     for item in listed(namespace, "ip", "-j", "-d", "address"):
         name = item["ifname"]
         if name.startswith(("mo.", "mt.")):
-            addresses = [(entry["local"], entry["prefixlen"]) for entry in item["addr_info"]]
-            about = {key: item["linkinfo"]["info_data"].get(key) for key in ("id", "local", "remote", "port", "learning")}
+            given = [(entry["local"], entry["prefixlen"]) for entry in item["addr_info"]]
+            addresses = sorted(entry for entry in given if entry[0] in OWN_LINK_LOCAL or not entry[0].startswith("fe80:"))
+            about = {key: item["linkinfo"]["info_data"].get(key) for key in DETAILS}
             found[name] = [item["mtu"], "UP" in item["flags"], addresses, *([item["address"], about] if name.startswith("mo.") else [])]
     return found
 
 
 async def test_what_is_printed_offline_is_what_the_lab_holds(mesh, live, scratch: str):
     """Each host's printed nft text, `ip` lines, sysctls and WireGuard ports, typed into an empty namespace, list as the lab's host does."""
-    done = await live.meshmark("plan", "-f", str(EXAMPLE))
+    await printed_is_held(mesh, live, EXAMPLE, scratch)
+
+
+async def printed_is_held(mesh: Mesh, live: Live, example: Path, scratch: str) -> None:
+    done = await live.meshmark("plan", "-f", str(example))
     assert done.returncode == 0, done.stderr
     printed = sections(done.stdout)
     assert sorted(printed) == mesh.hosts
     for host, parts in printed.items():
         ours, theirs = scratch, f"mm.{host}"
-        address = mesh.object(f"{'Gateway' if 'gateway' in host else 'Node'}/{host.replace('.', '/')}").addresses[0]
-        typed_in(ours, parts, address)
+        typed_in(ours, parts, mesh.object(f"{'Gateway' if 'gateway' in host else 'Node'}/{host.replace('.', '/')}").addresses)
         assert nft(ours) == nft(theirs), host
         assert rules(ours) == rules(theirs), host
         assert routes(ours) == routes(theirs), host
@@ -140,7 +154,7 @@ async def test_what_is_printed_offline_is_what_the_lab_holds(mesh, live, scratch
             name, _, value = line.partition("=")
             assert mesh.run(host, "cat", f"/proc/sys/{name}").split() == value.split(), line
         ports = re.findall(r"^ListenPort = (\d+)$", "\n".join(parts.get("wireguard", [])), re.MULTILINE)
-        assert len(ports) == (3 if "gateway" in host else 0)
+        assert len(ports) == (mesh.object("Peering/rome/rome-milan").tunnels if "gateway" in host else 0)
         listening = mesh.run(host, "ss", "-Hlun", "sport", ">=", ":51840")
         assert all(f":{port} " in listening for port in ports), listening
 
