@@ -4,8 +4,9 @@ Owns the sysctls whose value it changed. The kernel keeps no owner for them, so 
 ``<state_dir>/sysctls.json``, written with fsync and rename *before* the change, and given back on removal; the file is all that is needed
 after a restart. A sysctl that had the wanted value already is never written and never owned. Turning forwarding on or off makes the
 kernel set other sysctls too (inet_forward_change in net/ipv4/devinet.c, addrconf_fixup_forwarding in net/ipv6/addrconf.c): what those were
-is kept and given back as well. Fails with Permanent where /proc/sys is read-only (as in most containers) and names what to set outside;
-with Waiting where the interface that a name speaks of is not there yet.
+is kept and given back as well. With IPv6 forwarding on, the kernel forgets the default routes that it learned from router advertisements:
+links that took these are told to go on (``accept_ra`` 2 for 1), or a host would lose its way out. Fails with Permanent where /proc/sys is
+read-only (as in most containers) and names what to set outside; with Waiting where the interface that a name speaks of is not there yet.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _PROC = Path("/proc/sys")
 _PER_LINK = ("conf", "neigh")
 _FORWARDING = {"net/ipv4/ip_forward": "net/ipv4/conf", "net/ipv6/conf/all/forwarding": "net/ipv6/conf"}
 """Switches of forwarding, and where the kernel keeps what follows them by link."""
+_IPV6_FORWARDING = Sysctl("net/ipv6/conf/all/forwarding", "1")
+_LISTEN_ALWAYS = "2"
 _ALONG = " > "
 """Between a sysctl and another one that the kernel sets along with it, in the names under which old values are kept."""
 
@@ -63,7 +66,11 @@ class Sysctls:
             return
         kept = self._kept()
         if wanted.name not in kept:
-            self._keep({**kept, wanted.name: held, **self._set_along(wanted.name, held)})
+            listening = self._listening() if wanted == _IPV6_FORWARDING else {}
+            kept = {**kept, wanted.name: held, **self._set_along(wanted.name, held), **listening}
+            self._keep(kept)
+        if wanted == _IPV6_FORWARDING:
+            self._keep_listening(kept)
         self._write(wanted.name, wanted.value)
 
     def _give_back(self, name: str) -> None:
@@ -88,6 +95,19 @@ class Sysctls:
             left[f"{conf}/all/accept_redirects"] = "1" if held == "0" else "0"
         values = {other: self._value(other) for other in left}
         return {f"{name}{_ALONG}{other}": value for other, value in sorted(values.items()) if value not in (None, left[other])}
+
+    def _listening(self) -> dict[str, str]:
+        """Links that take routes from router advertisements while they do not forward, and what says so."""
+        names = [f"net/ipv6/conf/{link.name}/accept_ra" for link in sorted((self._proc / "net/ipv6/conf").glob("*"))]
+        links = [name for name in names if name.split("/")[3] not in ("all", "default") and self._value(name) == "1"]
+        return dict.fromkeys((f"{_IPV6_FORWARDING.name}{_ALONG}{name}" for name in links), "1")
+
+    def _keep_listening(self, kept: Mapping[str, str]) -> None:
+        """Let those links go on, also where a kill came between keeping what they were and this."""
+        names = (name.removeprefix(f"{_IPV6_FORWARDING.name}{_ALONG}") for name in kept if name.endswith("/accept_ra"))
+        for name in names:
+            if self._value(name) == "1":
+                self._write(name, _LISTEN_ALWAYS)
 
     def _value(self, name: str) -> str | None:
         try:

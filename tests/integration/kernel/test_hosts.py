@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from schemas.plan import LinkAddress, PlanObject, VxlanLink, WireguardLink, WireguardPeer
+from schemas.plan import LinkAddress, PlanObject, Sysctl, VxlanLink, WireguardLink, WireguardPeer
 from schemas.values import IPV6, Address, Endpoint, Mac, Prefix
 from services.kernel.events import listening, route_events
 from services.kernel.netlink import NETLINK_ROUTE
@@ -259,6 +260,31 @@ def test_an_icmp_flow_is_read_and_dropped(machine: LinuxMachine) -> None:
     assert found.source_port == 0x1234
     assert machine.kernel.drop_flows([found]) == 1
     assert flows(machine, socket.IPPROTO_ICMP, 8 << 8) == []
+
+
+def test_a_host_that_starts_to_forward_keeps_the_default_route_it_learned(machine: LinuxMachine, other: LinuxMachine) -> None:
+    """A router's advertisement gives a host its way out; a plan that switches IPv6 forwarding on does not take it away."""
+    uplink, far = f"up{machine.tag}", f"up{other.tag}"
+    machine.run(f"ip link add {uplink} type veth peer name {far} netns {other.namespace}; ip link set {uplink} up")
+    other.run(f"ip link set {far} up; sysctl -qw net.ipv6.conf.all.forwarding=1")
+
+    def advertise() -> None:
+        with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as router:
+            router.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+            with contextlib.suppress(OSError):  # while its own address is still being looked for
+                router.sendto(struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0), ("ff02::1", 0, 0, socket.if_nametoindex(far)))
+
+    def learned() -> bool:
+        other._thread.submit(advertise).result(10)
+        return "default" in machine.run("ip -6 route show default proto ra")
+
+    wait_for(learned)
+    item = Sysctl("net/ipv6/conf/all/forwarding", "1")
+    machine.kernel.write(Change(None, item))
+    assert "default" in machine.run("ip -6 route show default proto ra")
+    machine.kernel.write(Change(item, None))
+    assert machine.sysctl(f"net/ipv6/conf/{uplink}/accept_ra") == "1"
+    assert dict(machine.kernel.read({})) == {}
 
 
 @pytest.mark.parametrize("protocol", [socket.IPPROTO_UDP, socket.IPPROTO_ICMPV6])

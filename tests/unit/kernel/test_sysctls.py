@@ -57,6 +57,22 @@ def test_ipv6_forwarding_is_given_back_link_by_link(proc: Path, sysctls: Sysctls
     assert [(proc / f"net/ipv6/conf/{link}/forwarding").read_text() for link in ("all", "eth0", "eth1")] == ["0", "1", "0"]
 
 
+def test_links_that_learn_routes_go_on_when_they_forward(tmp_path: Path, proc: Path, sysctls: Sysctls) -> None:
+    """Before forwarding is switched on, who listens to router advertisements is told to do so all the same; who does not is left alone."""
+    item = Sysctl("net/ipv6/conf/all/forwarding", "1")
+    before = {"all": "1", "default": "1", "eth0": "1", "eth1": "0", "eth2": "2"}
+    for link, value in before.items():
+        (proc / f"net/ipv6/conf/{link}").mkdir(parents=True)
+        (proc / f"net/ipv6/conf/{link}/accept_ra").write_text(value)
+    (proc / item.name).write_text("0")
+    sysctls.write(Change(None, item))
+    held = {link: (proc / f"net/ipv6/conf/{link}/accept_ra").read_text() for link in before}
+    assert held == {**before, "eth0": "2"}
+    assert Sysctls(tmp_path, proc).read({}) == {item.key: item}
+    Sysctls(tmp_path, proc).write(Change(item, None))
+    assert {link: (proc / f"net/ipv6/conf/{link}/accept_ra").read_text() for link in before} == before
+
+
 def test_white_space_is_no_difference(sysctls: Sysctls, proc: Path) -> None:
     item = Sysctl("net/ipv4/tcp_rmem", "4096  131072 6291456")
     before = (proc / item.name).read_text()
