@@ -185,8 +185,10 @@ def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
         for index, address in enumerate(item.addresses):
             # The far end sends its outer packets here: not into one of its own prefixes for this side.
             yield from _underlay(address, item.ref, Attachment(own.peering, 1 - own.place), state, f"$.addresses[{index}]")
-        trial = state.copy()
-        trial.put(item)
+        trial = state
+        if state.objects.get(item.ref) != item:
+            trial = state.copy()
+            trial.put(item)
         yield from (Problem(found.reason, "$.addresses", own.peering.ref) for found in _tunnels(own.peering, trial))
     if isinstance(item, Node):
         yield from _node_prefixes(item, cluster, state)

@@ -179,6 +179,22 @@ async def test_what_a_hand_takes_away_comes_back(both: Live, key: str) -> None:
     assert both.mesh.own_state("rome.gateway") == before
 
 
+@pytest.mark.parametrize("link", ["mo.worker-1", "mt.0"])
+async def test_a_link_that_went_down_gets_its_addresses_back(both: Live, link: str) -> None:
+    """The kernel takes IPv6 addresses and routes off a link that goes down, and gives none back when it comes up; we do."""
+    mesh, host = both.mesh, "rome.gateway"
+
+    def held() -> object:
+        entries = json.loads(mesh.run(host, "ip", "-j", "address", "show", "dev", link))[0]["addr_info"]
+        return sorted(entry["local"] for entry in entries if is_ours(entry["local"])), mesh.own_state(host)
+
+    before = held()
+    mesh.run(host, "ip", "link", "set", link, "down")
+    mesh.run(host, "ip", "link", "set", link, "up")
+    await eventually(lambda: held() == before, "all is as it was", held)
+    await both.carries()
+
+
 @pytest.mark.parametrize("missing", ["tables", "rules", "tables and rules"])
 async def test_nothing_leaves_in_clear_when_what_translates_is_gone(both: Live, missing: str) -> None:
     """Without our tables, without our policy rules, or without either, on every host: no IPv6 packet of a pod leaves by an uplink."""

@@ -16,7 +16,7 @@ from rich.console import Console
 import services
 from schemas.drift import DriftEvent
 from schemas.topology import Gateway, Node, Peering, Pod, Topology
-from schemas.values import FAMILIES, Address, Name
+from schemas.values import FAMILIES, IPV6, Address, Name
 from services.cli.files import load
 from services.cli.lab import listing, namespaces, probe, readiness, teardown, traffic
 from services.cli.lab.board import Board
@@ -120,8 +120,8 @@ async def _break(story: Story, feed: Feed, peering: Peering) -> None:
     chains = {name: listing.chains_with_rules(gateway, name) for name in listing.own_tables(gateway)}
     name, (chain, *_) = max(chains.items(), key=lambda item: len(item[1]))
     await _damage(story, feed, gateway, "nft", ["nft", "flush", "chain", "inet", name, chain])
-    rule = listing.own_rules(gateway)[0]
-    await _damage(story, feed, gateway, "rule", ["ip", "rule", "delete", *rule.split()])
+    family, rule = next((family, rule) for family in FAMILIES for rule in listing.own_rules(gateway, family))
+    await _damage(story, feed, gateway, "rule", ["ip", f"-{family}", "rule", "delete", *rule.split()])
     route = next(line for line in listing.own_routes(gateway) if "nexthop" in line)
     where = route.split(" proto ")[0].removeprefix("unicast ").split()
     table = route.split(" table ")[1].split()[0]
@@ -172,11 +172,11 @@ async def _add_pod(story: Story, feed: Feed, topology: Sequence[Topology]) -> No
 async def _add_tunnel(story: Story, feed: Feed, peering: Peering) -> None:
     wider = msgspec.structs.replace(peering, tunnels=peering.tunnels + 1)
     gateways = _gateways(peering)
-    rules = {gateway: listing.own_rules(gateway) for gateway in gateways}
+    rules = {gateway: [*listing.own_rules(gateway), *listing.own_rules(gateway, IPV6)] for gateway in gateways}
     pods = [item for item in feed.board.objects.values() if isinstance(item, Pod)]
     client, server = (next(pod for pod in pods if pod.cluster == end.cluster) for end in peering.ends)
-    walk = expected(feed.board.objects.values(), client, server)
-    assert walk is not None
+    walks = (expected(feed.board.objects.values(), client, server, family) for family in FAMILIES)
+    walk = next(walk for walk in walks if walk is not None)
     story.chapter(
         f"One more tunnel, under traffic: {peering.tunnels} become {wider.tunnels}",
         f"Flows run from {client.cluster}/{client.name} to {server.cluster}/{server.name} while both gateways get another WireGuard "
@@ -193,7 +193,7 @@ async def _add_tunnel(story: Story, feed: Feed, peering: Peering) -> None:
         await asyncio.sleep(_TRAFFIC_S)
     story.check("running flows lost nothing", ok=flows.lost == 0 and flows.sent > 0, detail=f"{flows.lost} of {flows.sent} datagrams lost")
     for gateway in gateways:
-        now = listing.own_rules(gateway)
+        now = [*listing.own_rules(gateway), *listing.own_rules(gateway, IPV6)]
         story.check(f"{gateway} has the policy rules it had", ok=now == rules[gateway], detail=f"{len(now)} rules")
         story.show(now)
     checks = await probe.check(feed.board.objects.values())

@@ -126,6 +126,13 @@ def test_netlink_devices_are_decoded() -> None:
     assert device.peers == {b"\2" * 32: PeerState(endpoint, frozenset(), 25, 0.0)}
 
 
+def test_netlink_peers_are_of_either_family() -> None:
+    """An endpoint and AllowedIPs of IPv6, and of both, over the wire and back."""
+    endpoint, allowed = "[2001:db8::7]:51840", frozenset({"::/0", "0.0.0.0/0", "fd00:200::/48"})
+    [part] = peer_messages(PeerChange(b"\2" * 32, endpoint=endpoint, allowed_ips=allowed))
+    assert decode_netlink([over_the_wire(part)]).peers == {b"\2" * 32: PeerState(endpoint, allowed, 0, 0.0)}
+
+
 def test_a_held_peer_is_told_nothing() -> None:
     assert peer_change(Change(None, PEER), HELD) is None
     assert peer_change(Change(PEER, None), None) is None
