@@ -16,7 +16,7 @@ import msgspec
 
 from schemas.drift import DriftEvent
 from schemas.plan import PlanDiff, SnapshotChunk, SnapshotHead
-from schemas.status import ApplyReport, DeadLetter, Refusal
+from schemas.status import ApplyReport, DeadLetter, Freeze, Refusal
 from schemas.topology import KINDS
 from schemas.values import Text
 
@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent / "json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MESSAGES: dict[str, type] = {
     **KINDS,
-    **{kind.__name__: kind for kind in (PlanDiff, SnapshotHead, SnapshotChunk, ApplyReport, DriftEvent, Refusal, DeadLetter)},
+    **{kind.__name__: kind for kind in (PlanDiff, SnapshotHead, SnapshotChunk, ApplyReport, DriftEvent, Refusal, DeadLetter, Freeze)},
 }
 
 

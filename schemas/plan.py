@@ -6,6 +6,7 @@ it lives in. Objects are values; equality is equality of what the kernel should 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -309,6 +310,11 @@ def unit_digest(entries: Iterable[Entry]) -> str:
     return f"{sum(codec.digest(entry) for entry in entries) % 2**128:032x}"
 
 
+def unit_tag(unit: str) -> str:
+    """A short name of a unit for the kernel's marker: 16 hexadecimal digits, the same on every host and in every release."""
+    return hashlib.blake2b(unit.encode(), digest_size=8).hexdigest()
+
+
 def digest_of(unit: Unit) -> str:
     """Digest of a unit, as ``unit_digest`` of its entries; at no cost where it is known."""
     return f"{unit.total:032x}" if isinstance(unit, SummedUnit) else unit_digest(unit.values())
@@ -333,7 +339,10 @@ class Cause(Struct, frozen=True, omit_defaults=True):
 
 
 class PlanDiff(Struct, frozen=True, omit_defaults=True):
-    """The step from one generation of a host's plan to the next. With `resync` the operations were too large to send: take the snapshot."""
+    """The step from one generation of a host's plan to the next. With `resync` the operations are not sent: take the snapshot.
+
+    `over` is the epoch that a host may hold from another store and that this plan takes over from (``schemas.epochs``), 0 for none.
+    """
 
     cluster: Name
     host: Name
@@ -345,6 +354,7 @@ class PlanDiff(Struct, frozen=True, omit_defaults=True):
     admitted_s: float = 0.0
     planned_s: float = 0.0
     drift: DriftPolicy = DriftPolicy()
+    over: int = 0
 
 
 class SnapshotChunk(Struct, frozen=True, omit_defaults=True):
@@ -354,7 +364,7 @@ class SnapshotChunk(Struct, frozen=True, omit_defaults=True):
 
 
 class SnapshotHead(Struct, frozen=True, omit_defaults=True):
-    """What a whole plan consists of: digests by unit, and the digest of each chunk's bytes by chunk number."""
+    """What a whole plan consists of: digests by unit, and the digest of each chunk's bytes by chunk number. `over` is as in `PlanDiff`."""
 
     cluster: Name
     host: Name
@@ -363,6 +373,7 @@ class SnapshotHead(Struct, frozen=True, omit_defaults=True):
     units: dict[str, str]
     chunks: tuple[str, ...]
     drift: DriftPolicy = DriftPolicy()
+    over: int = 0
 
 
 def diff_units(old: Mapping[str, Unit], new: Mapping[str, Unit]) -> tuple[UnitDiff, ...]:

@@ -63,8 +63,8 @@ class Chunks:
             SnapshotChunk(tuple((place[0], entry) for place, entry in sorted(self._dealt[number].items(), key=lambda it: it[0])))
         )
 
-    def head(self, plan: HostPlan, epoch: int, generation: int) -> SnapshotHead:
-        return SnapshotHead(plan.cluster, plan.host, epoch, generation, plan.digests(), self.digests, plan.drift)
+    def head(self, plan: HostPlan, epoch: int, generation: int, over: int = 0) -> SnapshotHead:
+        return SnapshotHead(plan.cluster, plan.host, epoch, generation, plan.digests(), self.digests, plan.drift, over)
 
     def _chunk(self, unit: str, key: str) -> dict[_Place, Entry]:
         return self._dealt[self._number(unit, key)]

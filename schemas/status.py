@@ -1,4 +1,4 @@
-"""Reports: what an applier says it did, what was refused, what could not be handled."""
+"""Reports: what an applier says it did, what was refused, what could not be handled, what a planner holds back."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ _REPORT = {"frozen": True, "omit_defaults": True, "rename": wire_name}
 
 
 class UnitReport(Struct, **_REPORT):
-    """One unit on one host: the digest held in the kernel, the digest wanted, and why they differ if they do."""
+    """One unit on one host: the digest held in the kernel, the digest wanted, and why they differ if they do.
+
+    `objects` is how many objects are held, 0 when that is not known. A unit that only the kernel's marker names has its tag for a name.
+    """
 
     unit: str
     held: str
     wanted: str
     outcome: Outcome
     error: str = ""
+    objects: int = 0
 
 
 class Timings(Struct, **_REPORT):
@@ -85,3 +89,39 @@ class DeadLetter(Struct, **_REPORT):
     sequence: int = 0
     deliveries: int = 0
     payload: bytes = b""
+
+
+class UnitLoss(Struct, **_REPORT):
+    """A unit that a host would lose, or most of it: how many objects it has (0: unknown), and how many it would keep."""
+
+    host: str
+    unit: str
+    objects: int
+    kept: int
+
+
+class Freeze(Struct, **_REPORT):
+    """Whether a planner holds back every plan that takes something away, and why.
+
+    `count` of `planned` units on `hosts` hosts would go; `losses` are the first of them. `token` names exactly this loss: an acceptance of
+    it is none of another. `since_s` is Unix time.
+    """
+
+    state: Literal["frozen", "lifted"]
+    reason: str = ""
+    count: int = 0
+    planned: int = 0
+    hosts: int = 0
+    losses: tuple[UnitLoss, ...] = ()
+    since_s: float = 0.0
+    token: str = ""
+
+    @property
+    def is_on(self) -> bool:
+        return self.state == "frozen"
+
+
+class Accept(Struct, **_REPORT):
+    """A request to a planner: let go what it holds back, if that is still what `token` names."""
+
+    token: str

@@ -10,10 +10,15 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 ROOT = "mesh"
-TOPOLOGY, STATE, ALLOCATION, PLAN, SNAPSHOT, STATUS, DRIFT, REFUSED, DEADLETTER = (
-    f"{ROOT}.{word}" for word in ("topology", "state", "allocation", "plan", "snapshot", "status", "drift", "refused", "deadletter")
+TOPOLOGY, STATE, ALLOCATION, PLAN, SNAPSHOT, STATUS, DRIFT, REFUSED, DEADLETTER, FROZEN = (
+    f"{ROOT}.{word}"
+    for word in ("topology", "state", "allocation", "plan", "snapshot", "status", "drift", "refused", "deadletter", "frozen")
 )
 COMMAND = f"{ROOT}.cmd"
+FREEZE = f"{FROZEN}.planner"
+"""Where the planner says what it holds back; there is one planner."""
+ACCEPT = f"{ROOT}.planner.accept"
+"""Where a planner is asked to let it go."""
 
 _PLAIN = frozenset(range(0x21, 0x7F)) - frozenset(b".*>%")
 

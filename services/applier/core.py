@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 
-from schemas.plan import HostPlan, Layer, PlanObject, Unit, digest_of
+from schemas.plan import HostPlan, Layer, PlanObject, Unit, WireguardLink, digest_of, unit_tag
 from schemas.status import ApplyReport, Outcome, Timings, UnitReport
 from services.applier.steps import is_guard, order
 from services.applier.turn import STRAY, Failure, Result, Scope, Turn
@@ -70,6 +70,27 @@ class Applier:
         self._held = {}
         self.failures = {name: Failure("kernel", error) for name in plan.units} or {STRAY: Failure("kernel", error)}
         return self._report(Wanted(plan, epoch, generation), Timings(reported_s=self._now()), 0)
+
+    def stand(self, plan: HostPlan, epoch: int, generation: int, why: str) -> ApplyReport:
+        """The report of a host that leaves `plan` alone and stays with what it holds, which is of `epoch` and `generation`.
+
+        After a restart, what is held is what the kernel's marker says; a unit that `plan` does not have is then named by its tag.
+        """
+        held = {name: (digest_of(unit), len(unit)) for name, unit in self._held.items()}
+        if not held and (marker := self._kernel.marker()) is not None:
+            names = {unit_tag(name): name for name in plan.units}
+            held = {names.get(tag, tag): (digest, 0) for tag, digest in marker.units.items()}
+        wanted = plan.digests()
+        units = tuple(
+            UnitReport(name, digest, wanted.get(name, ""), "degraded", why, count)
+            for name, (digest, count) in sorted((held or {STRAY: ("", 0)}).items())
+        )
+        capabilities = self._kernel.capabilities()
+        return ApplyReport(plan.cluster, plan.host, epoch, generation, units, 0, Timings(reported_s=self._now()), capabilities)
+
+    def uses_key(self) -> bool:
+        """Whether a WireGuard device of ours is in the kernel, read now."""
+        return any(isinstance(item, WireguardLink) for item in self._kernel.read({}, {"link"}).values())
 
     def held(self) -> dict[str, str]:
         """The digest of each unit that the last turn left in the kernel."""
@@ -162,7 +183,8 @@ class Applier:
             failure = self.failures.get(name)
             held = digest_of(self._held[name]) if name in self._held else ""
             target = digest_of(units[name]) if name in units else ""
-            reports.append(UnitReport(name, held, target, _outcome(failure), _explain(failure)))
+            objects = len(self._held.get(name, ()))
+            reports.append(UnitReport(name, held, target, _outcome(failure), _explain(failure), objects))
         plan = wanted.plan
         capabilities = self._kernel.capabilities()
         return ApplyReport(plan.cluster, plan.host, wanted.epoch, wanted.generation, tuple(reports), operations, timings, capabilities)

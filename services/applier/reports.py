@@ -1,11 +1,13 @@
 """What a host tells the planner: the newest report, and the public key until the planner knows it.
 
-A task of its own, so that a broker that is away holds up no turn. Of several reports that wait, the last one says all.
+A task of its own, so that a broker that is away holds up no turn. Of several reports that wait, the last one says all. A broker whose store
+was lost has forgotten what was said: it is asked now and then, and told again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -16,45 +18,90 @@ from schemas.status import ApplyReport
 from schemas.topology import PublicKey
 from schemas.values import Key, Name
 from services.runtime import events
-from services.runtime.errors import MeshmarkError
+from services.runtime.errors import MeshmarkError, OutcomeUnknown, Transient, Waiting
 from services.runtime.plans import Update
 from services.runtime.service import Context
 
 _KEY_REPEAT_S = 10.0
+_ASK_S = 10.0
+"""How often the broker is asked whether it still has the last report."""
 
 _log = structlog.get_logger()
 
 
 class Reporter:
-    """Publishes what it is given last. `public_key` reads the host's own."""
+    """Publishes what it is given last. `public_key` reads the host's own, `uses_key` whether a device in the kernel has it."""
 
-    def __init__(self, context: Context, public_key: Callable[[], Awaitable[Key]]) -> None:
+    def __init__(self, context: Context, public_key: Callable[[], Awaitable[Key]], uses_key: Callable[[], Awaitable[bool]]) -> None:
         self._context = context
         self._cluster, self._host = context.settings.require_host()
         self._public_key = public_key
+        self._uses_key = uses_key
         self._wake = asyncio.Event()
         self._waiting: tuple[ApplyReport, Update] | None = None
+        self._last: ApplyReport | None = None
+        self._stranger = False
+        self._introduced = 0
+        """The epoch of the stranger that was told the public key last."""
         self._key_lacking = False
         self._key_said_s = float("-inf")
 
-    def put(self, report: ApplyReport, update: Update) -> None:
-        """Note the report on `update`; it takes the place of one that is not published yet."""
+    def put(self, report: ApplyReport, update: Update, *, stranger: bool = False) -> None:
+        """Note the report on `update`; it takes the place of one that is not published yet.
+
+        A `stranger` is a plan that knows nothing of what the host holds; so its planner has lost the public key, too.
+        """
         self._waiting = report, update
+        self._stranger = stranger
         self._wake.set()
+
+    def remember(self, report: ApplyReport) -> None:
+        """Note what to say when the broker has no word of this host: what an earlier applier left in the kernel."""
+        self._last = report
 
     async def run(self) -> None:
         """Publish until told to stop."""
         update: Update | None = None
+        asked_s = asyncio.get_running_loop().time()
         while not self._context.stop.is_set():
-            await self._context.until(self._wake, _KEY_REPEAT_S if self._key_lacking else None)
+            await self._context.until(self._wake, _ASK_S * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, not a secret
             self._wake.clear()
             waiting, self._waiting = self._waiting, None
             if waiting is not None:
-                report, update = waiting
-                await self._publish(subjects.status(self._cluster, self._host), codec.encode(report), update)
-            if update is not None:
+                self._last, update = waiting
+                await self._publish_report(self._last, update)
+                if self._stranger and update.epoch != self._introduced:
+                    self._introduced = update.epoch
+                    await self._say_used_key(update)
+            if update is not None and (waiting is not None or self._key_lacking):
                 await self._publish_key(update)
-            self._context.ready("applier")
+                self._context.ready("applier")
+            now_s = asyncio.get_running_loop().time()
+            if waiting is None and now_s - asked_s >= _ASK_S / 2:
+                asked_s = now_s
+                await self._say_again(update)
+
+    async def _say_again(self, update: Update | None) -> None:
+        """Tell a broker that has forgotten this host what it holds, and its key: its planner has lost them as well."""
+        last = self._last
+        if last is None or await self._is_known(last):
+            return
+        _log.warning("report_was_lost", epoch=last.epoch, generation=last.generation)
+        await self._publish_report(last, update)
+        await self._say_used_key(update)
+
+    async def _is_known(self, report: ApplyReport) -> bool:
+        """Whether the broker has this report or one on the same plan; True while it cannot say."""
+        try:
+            message = await self._context.broker.last("STATUS", subjects.status(self._cluster, self._host))
+            found = codec.decode(message.data, ApplyReport) if message is not None else None
+        except (Transient, OutcomeUnknown, Waiting, codec.DecodeError) as error:
+            _log.debug("last_report_unknown", error=str(error))
+            return True
+        return found is not None and (found.epoch, found.generation) == (report.epoch, report.generation)
+
+    async def _publish_report(self, report: ApplyReport, update: Update | None) -> None:
+        await self._publish(subjects.status(self._cluster, self._host), codec.encode(report), update)
 
     async def _publish_key(self, update: Update) -> None:
         """Publish the public key, and again, until the plan shows that the planner knows it."""
@@ -62,19 +109,36 @@ class Reporter:
         self._key_lacking = False
         if not links:
             return
-        try:
-            key = await self._public_key()
-        except MeshmarkError as error:
-            _log.error("no_key", error=str(error))
+        key = await self._own_key()
+        if key is None:
             return
         self._key_lacking = any(link.public_key != key for link in links)
-        now_s = asyncio.get_running_loop().time()
-        if self._key_lacking and now_s - self._key_said_s >= _KEY_REPEAT_S:
-            self._key_said_s = now_s
-            item = PublicKey(name=Name(self._host), cluster=Name(self._cluster), key=key)
-            await self._publish(subjects.topology("PublicKey", self._cluster, self._host), codec.encode(item), update)
-            _log.info("public_key_published", key=key)
+        if self._key_lacking and asyncio.get_running_loop().time() - self._key_said_s >= _KEY_REPEAT_S:
+            await self._say_key(key, update)
 
-    async def _publish(self, subject: str, data: bytes, update: Update) -> None:
-        headers = {events.TRACEPARENT: events.child(update.trace)} if update.trace else None
+    async def _say_used_key(self, update: Update | None) -> None:
+        """Publish the public key if a device has it, whatever the plan says."""
+        try:
+            used = await self._uses_key()
+        except MeshmarkError as error:
+            _log.warning("links_unreadable", error=str(error))
+            return
+        if used and (key := await self._own_key()) is not None:
+            await self._say_key(key, update)
+
+    async def _own_key(self) -> Key | None:
+        try:
+            return await self._public_key()
+        except MeshmarkError as error:
+            _log.error("no_key", error=str(error))
+            return None
+
+    async def _say_key(self, key: Key, update: Update | None) -> None:
+        self._key_said_s = asyncio.get_running_loop().time()
+        item = PublicKey(name=Name(self._host), cluster=Name(self._cluster), key=key)
+        await self._publish(subjects.topology("PublicKey", self._cluster, self._host), codec.encode(item), update)
+        _log.info("public_key_published", key=key)
+
+    async def _publish(self, subject: str, data: bytes, update: Update | None) -> None:
+        headers = {events.TRACEPARENT: events.child(update.trace)} if update is not None and update.trace else None
         await self._context.broker.publish_surely(subject, data, headers=headers)

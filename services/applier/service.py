@@ -19,7 +19,9 @@ from msgspec import Struct
 
 from schemas import codec, subjects
 from schemas.commands import Repair, Settled
+from schemas.plan import HostPlan
 from schemas.status import ApplyReport
+from schemas.values import Name
 from services.applier.core import Applier
 from services.applier.reports import Reporter
 from services.kernel.events import EventSource
@@ -61,6 +63,8 @@ class ApplierService:
         # One thread for the kernel: its sockets are not for sharing, and no two turns may overlap.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernel")
         self._current: Update | None = None
+        self._seen: tuple[int, int] | None = None
+        """Epoch and generation of what is held: the last plan's, or after a restart the kernel's own word."""
         self._measured: tuple[int, int] = (0, 0)
         self._received_s = 0.0
         self._requests: list[_Request] = []
@@ -69,12 +73,13 @@ class ApplierService:
         self._attempts = 0
         self._turn_ended_s = 0.0
         self._turns_made = 0
-        self._reporter = Reporter(context, lambda: self._in_thread(kernel.public_key))
+        self._reporter = Reporter(context, lambda: self._in_thread(kernel.public_key), lambda: self._in_thread(self._applier.uses_key))
 
     async def run(self) -> None:
         """Serve until told to stop. Raises Conflict when another applier serves this network namespace."""
         handlers: dict[str, neighbour.Handler] = {"repair": self._repair, "settle": self._settle}
         with self._thread:
+            await self._recall()
             async with neighbour.serving(handlers), asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._follow(), name="plan"),
@@ -90,16 +95,42 @@ class ApplierService:
 
     # What is wanted ------------------------------------------------------------------------------------------------------------------
 
+    async def _recall(self) -> None:
+        """Take from the kernel's marker what an earlier applier held, and be ready to tell it to a planner that knows nothing of it."""
+        try:
+            marker = await self._in_thread(self._kernel.marker)
+        except MeshmarkError as error:
+            _log.warning("marker_unreadable", error=str(error))
+            return
+        if marker is None:
+            return
+        self._seen = marker.epoch, marker.generation
+        nothing = HostPlan(Name(self._cluster), Name(self._host), {})
+        why = "the broker has no plan for this host; what an earlier one made stays as it is"
+        self._reporter.remember(await self._in_thread(lambda: self._applier.stand(nothing, marker.epoch, marker.generation, why)))
+
     async def _follow(self) -> None:
         async for update in follow_plan(self._broker, "applier", self._cluster, self._host):
-            if self._current is not None and update.epoch < self._current.epoch:
-                _log.warning("older_epoch_ignored", epoch=update.epoch, seen=self._current.epoch)
+            if self._seen is not None and not update.follows(self._seen[0]):
+                await self._stand(update, *self._seen)
                 continue
+            self._seen = update.place
             self._current = update
             self._received_s = time.time()
             self._attempts = 0
             self._context.metrics.wanted_generation.set(update.generation)
             self._wake.set()
+
+    async def _stand(self, update: Update, epoch: int, generation: int) -> None:
+        """Leave a plan alone that may not replace what is held, and tell the planner what that is."""
+        _log.warning("plan_left_alone", epoch=update.epoch, generation=update.generation, held_epoch=epoch, held_generation=generation)
+        why = f"the plan of epoch {update.epoch} does not follow epoch {epoch}, which is held and stays: was the broker's store lost?"
+        try:
+            report = await self._in_thread(lambda: self._applier.stand(update.plan, epoch, generation, why))
+        except MeshmarkError as error:
+            _log.warning("marker_unreadable", error=str(error))
+        else:
+            self._reporter.put(report, update, stranger=True)
 
     async def _watch_kernel(self) -> None:
         """Wake a turn when something happens that a waiting unit may wait for."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 from msgspec import Struct
 
-from schemas.plan import PlanObject, Unit, digest_of
+from schemas.plan import PlanObject, Unit, digest_of, unit_tag
 from services.applier.flows import stale_flows, touches_nat
 from services.applier.steps import Steps, is_guard, order
 from services.kernel.port import Kernel
-from services.kernel.transaction import Change, Marker, unit_tag
+from services.kernel.transaction import Change, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown
 
 _log = structlog.get_logger()

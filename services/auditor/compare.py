@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from schemas import codec
 from schemas.drift import DriftLayer
-from schemas.plan import HostPlan, NftTable, PlanObject
-from services.kernel.transaction import Held, ListedChain, Marker, Observed, same, unit_tag
+from schemas.plan import HostPlan, NftTable, PlanObject, unit_tag
+from services.kernel.transaction import Held, ListedChain, Marker, Observed, same
 
 MARKER_KEY = "marker"
 LAYERS: tuple[DriftLayer, ...] = ("nft", "rule", "route")

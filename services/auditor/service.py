@@ -80,6 +80,8 @@ class AuditorService:
 
     async def _follow(self) -> None:
         async for update in follow_plan(self._broker, "auditor", self._cluster, self._host):
+            if self._current is not None and not update.follows(self._current.epoch):
+                continue  # the applier leaves it alone, too, and says why
             self._current = update
             self._hint(*LAYERS)
 

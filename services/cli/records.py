@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from schemas import codec, subjects
 from schemas.drift import DriftEvent
 from schemas.plan import SnapshotHead
-from schemas.status import ApplyReport, Refusal
+from schemas.status import ApplyReport, Freeze, Refusal
 from schemas.topology import KINDS, Topology, decode_topology
 from services.planner.allocate import NUMBER, Allocations, Number, Rollout
 from services.planner.state import HostId
@@ -83,6 +83,12 @@ async def reports(broker: Broker) -> dict[HostId, ApplyReport]:
         report = codec.decode(message.data, ApplyReport)
         found[HostId(report.cluster, report.host)] = report
     return found
+
+
+async def freeze(broker: Broker) -> Freeze:
+    """What the planner holds back, as it said last; nothing when it never said anything."""
+    last = await broker.last(_STREAMS[subjects.FROZEN], subjects.FREEZE)
+    return codec.decode(last.data, Freeze) if last is not None else Freeze("lifted")
 
 
 async def open_drift(broker: Broker) -> list[DriftEvent]:

@@ -14,6 +14,7 @@ from schemas.plan import SnapshotHead
 from schemas.status import ApplyReport, Timings, UnitReport
 from schemas.values import wire_name
 from services.cli import records
+from services.cli.accept import summary
 from services.cli.hosts import HostName, choose
 from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, show_table
 from services.cli.session import Nats
@@ -27,7 +28,8 @@ _DIGEST_SHOWN = 12
 class Standing(Struct, frozen=True, rename=wire_name):
     """Where one host stands. Generations are None for a host without a plan, or without a report.
 
-    `wanted_units` are the digests of the published plan by unit; `report` is the host's last word.
+    `wanted_units` are the digests of the published plan by unit; `report` is the host's last word. `frozen` is the token of what the
+    planner holds back, on whatever host, if it does.
     """
 
     cluster: str
@@ -37,6 +39,7 @@ class Standing(Struct, frozen=True, rename=wire_name):
     wanted_generation: int | None
     wanted_units: Mapping[str, str]
     report: ApplyReport | None
+    frozen: str = ""
 
     @property
     def is_fine(self) -> bool:
@@ -44,7 +47,7 @@ class Standing(Struct, frozen=True, rename=wire_name):
         return self.state in ("applied", "gone") or (self.wanted_generation is not None and not self.wanted_units)
 
 
-def standing(host: HostId, report: ApplyReport | None, head: SnapshotHead | None, *, in_force: bool) -> Standing:
+def standing(host: HostId, report: ApplyReport | None, head: SnapshotHead | None, *, in_force: bool, frozen: str = "") -> Standing:
     """Where a host stands by its last report and its published plan. `in_force`: the topology has it as a node or gateway."""
     return Standing(
         *host,
@@ -53,6 +56,7 @@ def standing(host: HostId, report: ApplyReport | None, head: SnapshotHead | None
         head.generation if head else None,
         head.units if head else {},
         report,
+        frozen,
     )
 
 
@@ -79,7 +83,10 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     States: *applied* holds its newest plan; *waiting* for something on the host, as a link; *degraded*: a part failed; *behind*: has not
     reported on its newest plan; *silent*: has never reported; *gone*: removed from the topology.
 
-    The exit code is 2 unless every host (or HOST) holds its newest plan. A host that is to hold nothing does not count.
+    A planner that holds plans back, because too much would go at once, is said to be frozen; see `meshmark accept`.
+
+    The exit code is 2 unless every host (or HOST) holds its newest plan and nothing is held back. A host that is to hold nothing does not
+    count.
 
     ```sh
     meshmark status
@@ -90,15 +97,19 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     form = default_format(output)
     async with (nats or Nats()).connect() as broker:
         heads, reports, in_force = await records.heads(broker), await records.reports(broker), await records.hosts(broker)
+        freeze = await records.freeze(broker)
     names = choose(heads.keys() | reports.keys() | in_force, host)
-    found = [standing(name, reports.get(name), heads.get(name), in_force=name in in_force) for name in names]
+    token = freeze.token if freeze.is_on else ""
+    found = [standing(name, reports.get(name), heads.get(name), in_force=name in in_force, frozen=token) for name in names]
+    if freeze.is_on and form == "table":
+        console.print(f"{summary(freeze)}\nplans that take something away are held back; see: meshmark accept\n")
     if form != "table":
         emit(found[0] if host else found, form)
     elif host:
         _show_one(found[0])
     else:
         show_table(("HOST", "STATE", "HELD", "WANTED", "WIREGUARD", "WHAT"), [_row(one) for one in found])
-    return 0 if all(one.is_fine for one in found) else EXIT_DIFFERENT
+    return 0 if all(one.is_fine for one in found) and not freeze.is_on else EXIT_DIFFERENT
 
 
 def _row(one: Standing) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ Rendering a change (to nft text, netlink or UAPI lines) and ordering changes int
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -85,7 +84,7 @@ class Change(Struct, frozen=True):
 
 
 class Marker(Struct, frozen=True):
-    """Which plan the kernel holds, written in the same nft batch as the plan. `units` is digest by ``unit_tag`` of the unit's name."""
+    """Which plan the kernel holds, written in the same nft batch as the plan. `units` is digest by ``unit_tag`` (schemas.plan)."""
 
     epoch: int
     generation: int
@@ -147,11 +146,6 @@ def named_sets(rule: Rule) -> set[str]:
     return found
 
 
-def unit_tag(unit: str) -> str:
-    """A short name of a unit for ``Marker.units``: 16 hexadecimal digits, the same on every host and in every release."""
-    return hashlib.blake2b(unit.encode(), digest_size=8).hexdigest()
-
-
 __all__ = [
     "Change",
     "Held",
@@ -164,6 +158,5 @@ __all__ = [
     "named_sets",
     "repairs",
     "same",
-    "unit_tag",
     "with_dependents",
 ]

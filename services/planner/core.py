@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from schemas.codec import DecodeError
-from schemas.plan import HostPlan, UnitDiff, diff_units, digest_of
+from schemas.plan import HostPlan, diff_units, digest_of
 from schemas.status import ApplyReport, Refusal
 from schemas.topology import KINDS, Gateway, Node, Peering, Topology, decode_topology
 from schemas.values import Name
@@ -22,6 +22,7 @@ from services.planner.allocate import NOTHING, Allocations, Exhausted, Rollout, 
 from services.planner.compile import Compiler
 from services.planner.compile.parts import unit_name
 from services.planner.state import Attachment, HostId, State
+from services.planner.step import Claim, Step
 
 _NAME_CHARACTERS, _REASON_CHARACTERS = 253, 1000
 _OBJECT_BYTES_MAX = 512 * 1024
@@ -58,14 +59,6 @@ class Pending(NamedTuple):
     said: Said
 
 
-class Step(NamedTuple):
-    """A host's plan goes from what was published to `plan` by `diffs`."""
-
-    host: HostId
-    plan: HostPlan
-    diffs: tuple[UnitDiff, ...]
-
-
 class Outcome:
     """What came of some events: objects to write to STATE, refusals to tell, hosts whose plan may have changed."""
 
@@ -88,6 +81,7 @@ class Core:
         self.published: dict[HostId, HostPlan] = {}
         self.reports: dict[HostId, ApplyReport] = {}
         self._compiler = Compiler(self.state, self.allocations)
+        self._claims: dict[HostId, Claim] = {}
         self._pending: dict[str, Pending] = {}
         self._dirty: set[HostId] = set()
 
@@ -120,6 +114,19 @@ class Core:
         """Note what a host says that it holds."""
         self.reports[HostId(report.cluster, report.host)] = report
 
+    def claim(self, host: HostId, claim: Claim) -> None:
+        """Note that a host holds what is none of the plans published here, or is to be planned as if it did."""
+        self._claims[host] = claim
+
+    def publish(self, step: Step) -> None:
+        """Note that a step is published."""
+        self.published[step.host] = step.plan
+        self._claims.pop(step.host, None)
+
+    def keep(self, step: Step) -> None:
+        """Note that a step was held back: it is one of the next steps again, as it is then."""
+        self._dirty.add(step.host)
+
     def steps(self) -> list[Step]:
         """The plans that differ from what is published, after rollouts have moved as far as the reports allow.
 
@@ -127,13 +134,13 @@ class Core:
         """
         self._advance_rollouts()
         found = []
-        for host in sorted(self._dirty):
+        for host in sorted(self._dirty | self._claims.keys()):
             plan = self._compiler.plan(host)
-            before = self.published.get(host)
+            before, claim = self.published.get(host), self._claims.get(host)
             diffs = diff_units(before.units if before else {}, plan.units)
             fresh = before is None and self.state.host(host) is not None
-            if diffs or fresh or (before is not None and before.drift != plan.drift):
-                found.append(Step(host, plan, diffs))
+            if diffs or fresh or claim is not None or (before is not None and before.drift != plan.drift):
+                found.append(Step(host, plan, diffs, before, claim))
         self._dirty.clear()
         return found
 
@@ -259,9 +266,24 @@ class Core:
             first, second = map(self._in_sync, attachments)
             greeted = all(attachment.host in self.state.keys for attachment in attachments)
             moved = advance(self.allocations.rollout(key), item.tunnels, first_holds=first, both_hold=first and second and greeted)
+            if self._is_rolled_out(attachments):
+                moved = Rollout.complete(item.tunnels)
             if moved != self.allocations.rollout(key):
                 self.allocations.set_rollout(key, moved)
                 self._dirty |= self._compiler.refresh([item])
+
+    def _is_rolled_out(self, attachments: tuple[Attachment, Attachment]) -> bool:
+        """True when how far the tunnels were rolled out was lost with a store, and both ends have them: nothing is to begin anew.
+
+        Ends that claim to hold the peering tell it, or, where only the allocations were lost, the published plans.
+        """
+        claims = [self._claims.get(attachment.host) for attachment in attachments]
+        unit = unit_name(attachments[0])
+        if all(claim is not None and claim.unit(unit) is not None for claim in claims):
+            return True
+        plans = [self.published.get(attachment.host) for attachment in attachments]
+        known = peering_id(attachments[0]) in self.allocations.rollouts
+        return not known and all(plan is not None and plan.units.get(unit) for plan in plans)
 
     def _in_sync(self, attachment: Attachment) -> bool:
         """True when the end holds the very unit that is published and still wanted."""
@@ -309,4 +331,4 @@ def _read(ref: str, said: Said) -> tuple[Topology | None, Problem | None]:
     return item, None
 
 
-__all__ = ["Admitted", "Core", "Outcome", "Said", "Step", "settle_rollouts"]
+__all__ = ["Admitted", "Claim", "Core", "Outcome", "Said", "Step", "settle_rollouts"]

@@ -2,43 +2,46 @@
 
 What is written before what, so that a kill at any instant loses nothing: allocations, then STATE, then snapshot and plan, then the
 acknowledgement of the topology message. After a restart, whatever was admitted and not yet planned differs from what is published, and
-is published then; when nothing differs, nothing is published.
+is published then; when nothing differs, nothing is published. What takes away too much is held back (``freeze``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import structlog
 
 from schemas import codec, subjects
-from schemas.plan import Cause, HostPlan, PlanDiff, SnapshotHead
-from schemas.snapshot import Chunks, TornError, join
-from schemas.status import ApplyReport
+from schemas.plan import Cause
+from schemas.status import Accept, ApplyReport, Freeze
 from schemas.topology import KINDS, Topology, decode_topology
 from services.planner.allocate import NUMBER, Number, Rollout
-from services.planner.core import Core, Outcome, Said, Step
+from services.planner.core import Claim, Core, Outcome, Said, Step
+from services.planner.freeze import LIFTED, Freezer, Verdict
+from services.planner.plans import News, PlanWriter
 from services.planner.state import HostId
 from services.runtime import events
-from services.runtime.broker import BatchMessage, Broker, ConsumerSpec
+from services.runtime.broker import Broker, ConsumerSpec
 from services.runtime.deadletters import dead_letter
-from services.runtime.errors import Poison
+from services.runtime.errors import OutcomeUnknown, Permanent, Poison, Transient, Waiting
 from services.runtime.messages import Message
-from services.runtime.service import Context
+from services.runtime.retries import backoff_s
+from services.runtime.service import Context, leaves
+from services.runtime.streams import STREAMS
 
 _log = structlog.get_logger()
 
 _BATCH_MAX = 256
-_PLAN_BYTES_MAX = 256 * 1024
-_HOST_SERVICES = ("applier", "auditor")
-_HEAD = "head"
-_STATE, _TOPOLOGY, _ALLOCATION, _SNAPSHOT, _PLAN, _STATUS = "STATE", "TOPOLOGY", "ALLOCATION", "SNAPSHOT", "PLAN", "STATUS"
+_STATE, _TOPOLOGY, _ALLOCATION, _STATUS, _FROZEN = "STATE", "TOPOLOGY", "ALLOCATION", "STATUS", "FROZEN"
+_WATCH_S = 3.0
+_STEADY_S = 60.0
+"""A planner that ran this long starts again at once."""
 
 
 class Planner:
-    """One planner process. `epoch` is higher than that of every planner before it."""
+    """One planner, from reading the store to the end; made for one run."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -46,29 +49,44 @@ class Planner:
         self._core = Core()
         self._inbox: asyncio.Queue[Message] = asyncio.Queue(maxsize=_BATCH_MAX)
         self._arrived = asyncio.Event()
-        self._epoch = 1
-        self._generations: dict[HostId, int] = {}
-        self._plan_sequences: dict[HostId, int] = {}
-        self._head_sequences: dict[HostId, int] = {}
-        self._chunks: dict[HostId, Chunks] = {}
+        self._plans = PlanWriter(self._broker)
+        self._freezer = Freezer()
+        self._told = LIFTED
+        self._wishes: list[tuple[str, asyncio.Future[bytes]]] = []
         self._last_sequences: dict[str, int] = {}
-        self._served: set[HostId] = set()
+        self._created_s: dict[str, float] = {}
 
     async def run(self) -> None:
         """Restore, publish what is missing, then follow topology and reports until told to stop."""
         await self._broker.ensure_streams()
+        self._created_s = {spec.name: (await self._broker.stream_info(spec.name)).created_s for spec in STREAMS}
         await self._restore()
-        await self._publish_plans((), time.time())
+        await self._publish_plans(News(admitted_s=time.time()))
         self._context.ready("planner")
         self._arrived.set()
         async with asyncio.TaskGroup() as group:
-            feeds = [
+            tasks = [
                 group.create_task(self._feed(_TOPOLOGY, "planner-topology"), name="topology"),
                 group.create_task(self._feed(_STATUS, "planner-status"), name="status"),
+                group.create_task(self._broker.serve(subjects.ACCEPT, self._accept), name="accept"),
+                group.create_task(self._watch_store(), name="store"),
             ]
             await self._work()
-            for feed in feeds:
-                feed.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def _watch_store(self) -> None:
+        """Raise Transient when a stream is not the one that was read at start: what is known of it is worth nothing."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            for name, created_s in self._created_s.items():
+                try:
+                    found_s = (await self._broker.stream_info(name)).created_s
+                except (Transient, OutcomeUnknown):
+                    break  # the broker is away; what it holds is looked at when it is back
+                if found_s != created_s:
+                    msg = f"the stream {name} was made anew: the broker's store was lost or emptied"
+                    raise Transient(msg)
 
     async def _feed(self, stream: str, durable: str) -> None:
         spec = ConsumerSpec(stream, durable, max_ack_pending=_BATCH_MAX, max_deliver=-1)
@@ -80,7 +98,7 @@ class Planner:
         """Take what has arrived, decide on all of it, write, acknowledge."""
         while not self._context.stop.is_set():
             batch = await self._next_batch()
-            if not batch:
+            if not batch and not self._wishes:
                 continue
             topology = [message for message in batch if message.subject.startswith(f"{subjects.TOPOLOGY}.")]
             for message in batch:
@@ -91,7 +109,7 @@ class Planner:
             await self._write(outcome)
             causes = tuple(Cause(entry.ref, entry.said.sequence, entry.said.stored_s) for entry in outcome.admitted)
             trace = next((entry.said.trace for entry in outcome.admitted if entry.said.trace), "")
-            await self._publish_plans(causes, time.time(), trace)
+            await self._publish_plans(News(causes, time.time(), trace))
             for message in batch:
                 await message.settle()
 
@@ -107,9 +125,18 @@ class Planner:
 
     async def _note_report(self, message: Message) -> None:
         try:
-            self._core.report(codec.decode(message.data, ApplyReport))
+            await self._hear_report(codec.decode(message.data, ApplyReport))
         except codec.DecodeError as error:
             await dead_letter(self._broker, "planner", message, str(error))
+
+    async def _hear_report(self, report: ApplyReport) -> None:
+        if self._plans.accounts_for(report):
+            self._core.report(report)
+            return
+        host = HostId(report.cluster, report.host)
+        await self._plans.outdo(report)
+        self._core.claim(host, Claim.of_report(report))
+        _log.warning("not_accounted_for", host=str(host), epoch=report.epoch, generation=report.generation, units=len(report.units))
 
     # Writing -------------------------------------------------------------------------------------------------------------------------
 
@@ -142,67 +169,66 @@ class Planner:
         expect = self._last_sequences.get(subject, 0)
         self._last_sequences[subject] = await self._broker.publish(subject, payload, expect=expect, headers=headers)
 
-    async def _publish_plans(self, causes: tuple[Cause, ...], admitted_s: float, trace: str = "") -> None:
+    async def _publish_plans(self, news: News) -> None:
         with self._context.metrics.compile_seconds.time():
             steps = self._core.steps()
         await self._write_allocations()
-        for step in steps:
-            await self._publish_plan(step, causes, admitted_s, trace)
+        wishes, self._wishes = self._wishes, []
+        verdict = self._freezer.judge(steps, self._core.published, time.time(), {token for token, _ in wishes})
+        if verdict.freeze.is_on:
+            await self._tell(verdict.freeze)
+        for step in verdict.held:
+            self._core.keep(step)
+        for step in verdict.go:
+            await self._publish_plan(step, news)
+        await self._tell(verdict.freeze)
+        self._answer(wishes, verdict)
         for kind in KINDS:
             self._context.metrics.planner_objects.labels(kind).set(self._core.state.count(kind))
         self._context.metrics.planner_hosts.set(len(self._core.published))
 
-    async def _publish_plan(self, step: Step, causes: tuple[Cause, ...], admitted_s: float, trace: str) -> None:
-        host = step.host
-        await self._serve(host)
-        generation = self._generations.get(host, 0) + 1
-        await self._write_snapshot(step, generation)
-        diff = PlanDiff(
-            step.plan.cluster,
-            step.plan.host,
-            self._epoch,
-            generation,
-            step.diffs,
-            causes=causes,
-            admitted_s=admitted_s,
-            planned_s=time.time(),
-            drift=step.plan.drift,
-        )
-        payload = codec.encode(diff)
-        if len(payload) > _PLAN_BYTES_MAX:
-            payload = codec.encode(
-                PlanDiff(diff.cluster, diff.host, diff.epoch, generation, resync=True, causes=causes[:16], drift=diff.drift)
-            )
-        sequence = await self._broker.publish(
-            subjects.plan(*host), payload, expect=self._plan_sequences.get(host, 0), headers=_traced(trace)
-        )
-        self._plan_sequences[host] = sequence
-        self._generations[host] = generation
-        self._core.published[host] = step.plan
+    async def _publish_plan(self, step: Step, news: News) -> None:
+        generation = await self._plans.write(step, news)
+        self._core.publish(step)
         self._context.metrics.planner_plans.inc()
         operations = sum(len(unit.put) + len(unit.drop) for unit in step.diffs)
-        _log.info("planned", host=str(host), generation=generation, operations=operations)
+        _log.info("planned", host=str(step.host), generation=generation, operations=operations)
 
-    async def _write_snapshot(self, step: Step, generation: int) -> None:
-        host, plan = step.host, step.plan
-        chunks = self._chunks.get(host)
-        if chunks is None or chunks.is_crowded:
-            chunks = self._chunks[host] = Chunks(plan)
-            changed = list(range(len(chunks)))
-        else:
-            changed = chunks.change(step.diffs)
-        batch = [BatchMessage(subjects.snapshot(*host, str(number)), chunks.encoded(number)) for number in changed]
-        head = codec.encode(chunks.head(plan, self._epoch, generation))
-        batch.append(BatchMessage(subjects.snapshot(*host, _HEAD), head, self._head_sequences.get(host, 0)))
-        self._head_sequences[host] = await self._broker.publish_batch(batch)
-
-    async def _serve(self, host: HostId) -> None:
-        """Make sure that the host's services find a consumer for their plan."""
-        if host in self._served:
+    async def _tell(self, freeze: Freeze) -> None:
+        """Say that plans are held back, or no more, if that is news."""
+        self._context.metrics.planner_frozen.set(int(freeze.is_on))
+        if freeze == self._told:
             return
-        for service in _HOST_SERVICES:
-            await self._broker.ensure_consumer(ConsumerSpec(_PLAN, subjects.consumer(service, *host), subjects.plan(*host), max_deliver=-1))
-        self._served.add(host)
+        self._told = freeze
+        await self._store(subjects.FREEZE, codec.encode(freeze))
+        log = _log.warning if freeze.is_on else _log.info
+        log(freeze.state, reason=freeze.reason, units=freeze.count, planned=freeze.planned, hosts=freeze.hosts, token=freeze.token)
+
+    # Accepting -----------------------------------------------------------------------------------------------------------------------
+
+    async def _accept(self, message: Message) -> bytes:
+        """Let go what is held back, if it is still what the token names; answers with what went."""
+        try:
+            token = codec.decode(message.data, Accept).token
+        except codec.DecodeError as error:
+            msg = f"accept: {error}"
+            raise Permanent(msg) from None
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._wishes.append((token, answer))
+        self._arrived.set()
+        return await answer
+
+    def _answer(self, wishes: Iterable[tuple[str, asyncio.Future[bytes]]], verdict: Verdict) -> None:
+        freeze = verdict.freeze
+        for token, answer in wishes:
+            if answer.done():
+                continue
+            if verdict.accepted and token == freeze.token:
+                answer.set_result(codec.encode(freeze))
+            elif freeze.is_on:
+                answer.set_exception(Permanent(f"what would go is not what {token} names any more, but {freeze.token}; look again"))
+            else:
+                answer.set_exception(Permanent("nothing is held back"))
 
     # Restoring -----------------------------------------------------------------------------------------------------------------------
 
@@ -210,7 +236,9 @@ class Planner:
         await self._restore_allocations()
         objects: list[tuple[Topology, int]] = []
         async for message in self._broker.replay(_STATE, f"{subjects.STATE}.>"):
-            sequence = int(message.headers.get(events.SEQUENCE, "0"))
+            # A place in a stream of topology that was lost says nothing about the one that there is.
+            is_known = message.stored_s >= self._created_s[_TOPOLOGY]
+            sequence = int(message.headers.get(events.SEQUENCE, "0")) if is_known else 0
             self._last_sequences[message.subject] = message.sequence
             if message.data:
                 objects.append((decode_topology(message.data), sequence))
@@ -218,14 +246,23 @@ class Planner:
                 kind, cluster, name = subjects.parse(message.subject).tokens
                 self._core.sequences[f"{_kind(kind)}/{cluster}/{name}"] = sequence
         objects.sort(key=lambda entry: list(KINDS).index(entry[0].kind))
-        published = await self._restore_plans()
-        reports = {}
+        published = await self._plans.restore()
+        self._core.restore(objects, {host: found.plan for host, found in published.items()}, {})
+        for host, found in published.items():
+            if found.stored_s < self._created_s[_STATE]:
+                self._core.claim(host, Claim.of_plan(found.plan))
         async for message in self._broker.replay(_STATUS, f"{subjects.STATUS}.>"):
-            report = codec.decode(message.data, ApplyReport)
-            reports[HostId(report.cluster, report.host)] = report
-        self._core.restore(objects, published, reports)
+            await self._hear_report(codec.decode(message.data, ApplyReport))
+        await self._restore_freeze()
         await self._restore_pending()
-        _log.info("restored", objects=len(objects), hosts=len(published), epoch=self._epoch)
+        _log.info("restored", objects=len(objects), hosts=len(published), epoch=self._plans.epoch, frozen=self._told.is_on)
+
+    async def _restore_freeze(self) -> None:
+        last = await self._broker.last(_FROZEN, subjects.FREEZE)
+        if last is not None:
+            self._last_sequences[last.subject] = last.sequence
+            self._told = codec.decode(last.data, Freeze)
+        self._freezer = Freezer(self._told)
 
     async def _restore_allocations(self) -> None:
         async for message in self._broker.replay(_ALLOCATION, f"{subjects.ALLOCATION}.>"):
@@ -237,38 +274,6 @@ class Planner:
                 self._core.allocations.put_number(HostId(cluster, name), codec.decode(message.data, Number))
             else:
                 self._core.allocations.rollouts[cluster, name] = codec.decode(message.data, Rollout)
-
-    async def _restore_plans(self) -> dict[HostId, HostPlan]:
-        heads: dict[HostId, SnapshotHead] = {}
-        chunks: dict[tuple[HostId, str], bytes] = {}
-        async for message in self._broker.replay(_SNAPSHOT, f"{subjects.SNAPSHOT}.>"):
-            cluster, name, chunk = subjects.parse(message.subject).tokens
-            host = HostId(cluster, name)
-            if chunk == _HEAD:
-                heads[host] = codec.decode(message.data, SnapshotHead)
-                self._head_sequences[host] = message.sequence
-            else:
-                chunks[host, chunk] = message.data
-        published = {}
-        for host, head in heads.items():
-            try:
-                published[host] = join(head, [chunks.get((host, str(number)), b"") for number in range(len(head.chunks))])
-            except TornError as error:
-                _log.warning("snapshot_rewritten", host=str(host), why=str(error))
-            self._generations[host] = head.generation
-            self._epoch = max(self._epoch, head.epoch + 1)
-            await self._announce(host, head)
-        return published
-
-    async def _announce(self, host: HostId, head: SnapshotHead) -> None:
-        """Publish the generation of a snapshot that an earlier planner wrote and did not live to announce."""
-        last = await self._broker.last(_PLAN, subjects.plan(*host))
-        self._plan_sequences[host] = last.sequence if last else 0
-        if last is None or codec.decode(last.data, PlanDiff).generation < head.generation:
-            await self._serve(host)
-            diff = PlanDiff(head.cluster, head.host, head.epoch, head.generation, resync=True, drift=head.drift)
-            expect = self._plan_sequences[host]
-            self._plan_sequences[host] = await self._broker.publish(subjects.plan(*host), codec.encode(diff), expect=expect)
 
     async def _restore_pending(self) -> None:
         """What was said last and is not in force waits for what it misses, as it did before the restart."""
@@ -301,5 +306,24 @@ def _traced(trace: str) -> dict[str, str]:
 
 
 async def main(context: Context) -> None:
-    """Run the planner until the context says stop."""
-    await Planner(context).run()
+    """Run planners, one after the other, until the context says stop.
+
+    One that cannot go on because the broker was away, or has another store now, is followed by one that reads everything anew. Conflict, as
+    when somebody else plans, and Permanent end it.
+    """
+    attempts = 0
+    while not context.stop.is_set():
+        started_s = time.monotonic()
+        trouble: list[BaseException] = []
+        try:
+            await Planner(context).run()
+        except* (Transient, OutcomeUnknown, Waiting) as group:
+            trouble = list(leaves(group))
+        if not trouble or context.stop.is_set():
+            continue
+        attempts = 1 if time.monotonic() - started_s > _STEADY_S else attempts + 1
+        wait_s = backoff_s(attempts)
+        _log.warning("planner_starts_again", why=str(trouble[0]), wait_s=round(wait_s, 3))
+        context.metrics.planner_restarts.inc()
+        context.ready("planner", f"starting again: {trouble[0]}")
+        await context.until(asyncio.Event(), wait_s)

@@ -7,8 +7,9 @@ the asker's own account, where no stream listens.
 
 - ``CONTROL`` holds the streams; only planners are in it.
 - ``HOSTS`` has two users per host, the applier's and the auditor's, each with exactly its own subjects.
-- ``PEOPLE`` has publishers and readers. They may not create consumers: a push consumer delivers stored bytes of the asker's
-  choice to a subject of the asker's choice (nats-server #8274). They read by subscription and direct get instead.
+- ``PEOPLE`` has publishers, who may also command hosts and accept what a planner holds back, and readers. They may not create consumers:
+  a push consumer delivers stored bytes of the asker's choice to a subject of the asker's choice (nats-server #8274). They read by
+  subscription and direct get instead.
 - ``SYS`` is the server's own.
 
 The account table is static; only users change when a host is added, so that a reload (SIGHUP) leaves live connections alone.
@@ -36,6 +37,8 @@ _KEYS = f"{subjects.TOPOLOGY}.publickey.>"
 _EVERYTHING = f"{subjects.ROOT}.>"
 _COMMANDS = f"{subjects.COMMAND}.>"
 _TOPOLOGY = f"{subjects.TOPOLOGY}.>"
+_SAID = (_TOPOLOGY, subjects.ACCEPT)
+"""What publishers say to planners."""
 _READS = (f"{_API}.STREAM.MSG.GET.*", f"{_API}.STREAM.INFO.*", f"{_API}.STREAM.NAMES", f"{_API}.INFO")
 _REPLIES = "_R_.>"
 """Where the server takes replies to requests that came from another account; each is a random token, good for one request."""
@@ -44,7 +47,9 @@ _HOST_SINGLE = (f"{_ACK}.>", f"{subjects.STATUS}.>", f"{subjects.DRIFT}.>", f"{s
 _HOST_MANY = (f"{_NEXT}.*", f"{_GET}.PLAN.>", f"{_GET}.SNAPSHOT.>", f"{_GET}.STATUS.>")
 # The server does not pass on by stream what came in by service, so that people hear hosts from their account, not by way of CONTROL.
 _HOSTS_SAY = (f"{subjects.STATUS}.>", f"{subjects.DRIFT}.>", f"{subjects.DEADLETTER}.>", _KEYS)
-_CONTROL_SAYS = tuple(f"{prefix}.>" for prefix in (subjects.STATE, subjects.ALLOCATION, subjects.PLAN, subjects.SNAPSHOT, subjects.REFUSED))
+_CONTROL_SAYS = tuple(
+    f"{prefix}.>" for prefix in (subjects.STATE, subjects.ALLOCATION, subjects.PLAN, subjects.SNAPSHOT, subjects.REFUSED, subjects.FROZEN)
+)
 
 
 class HostUsers(Struct, frozen=True):
@@ -112,7 +117,7 @@ def _control(config: ServerConfig) -> Tree:
         "exports": [
             *(_export(subject, "HOSTS") for subject in _HOST_SINGLE),
             *(_export(subject, "HOSTS", many=True) for subject in _HOST_MANY),
-            *(_export(subject, "PEOPLE") for subject in (*_READS, _TOPOLOGY)),
+            *(_export(subject, "PEOPLE") for subject in (*_READS, *_SAID)),
             _export(f"{_GET}.>", "PEOPLE", many=True),
             *({"stream": subject, "accounts": ["PEOPLE"]} for subject in _CONTROL_SAYS),
         ],
@@ -134,7 +139,7 @@ def _hosts(config: ServerConfig) -> Tree:
 def _people(config: ServerConfig) -> Tree:
     reads = (*_READS, f"{_GET}.>")
     listen = {"allow": [_EVERYTHING, "_INBOX.>"]}
-    publisher = {"publish": {"allow": [_TOPOLOGY, _COMMANDS, *reads], "deny": [_KEYS]}, "subscribe": listen}
+    publisher = {"publish": {"allow": [*_SAID, _COMMANDS, *reads], "deny": [_KEYS]}, "subscribe": listen}
     reader = {"publish": {"allow": list(reads)}, "subscribe": listen}
     return {
         "users": [
@@ -142,7 +147,7 @@ def _people(config: ServerConfig) -> Tree:
             {"user": READER, "password": config.reader, "permissions": reader},
         ],
         "imports": [
-            *(_import("CONTROL", subject) for subject in (*reads, _TOPOLOGY)),
+            *(_import("CONTROL", subject) for subject in (*reads, *_SAID)),
             _import("HOSTS", _COMMANDS),
             *({"stream": {"account": "CONTROL", "subject": subject}} for subject in _CONTROL_SAYS),
             *({"stream": {"account": "HOSTS", "subject": subject}} for subject in _HOSTS_SAY),

@@ -35,6 +35,8 @@ class Metrics:
         self.planner_plans = self._counter("planner_plans", "Plans published")
         self.planner_objects = self._gauge("planner_objects", "Topology objects in force", "kind")
         self.planner_hosts = self._gauge("planner_hosts", "Hosts that have a plan")
+        self.planner_frozen = self._gauge("planner_frozen", "1 while plans that take something away are held back")
+        self.planner_restarts = self._counter("planner_restarts", "Times the planner started again from the store")
         self.compile_seconds = self._histogram("planner_compile_seconds", "Time from an admitted change to its plans")
 
     def _applier(self) -> None:

@@ -1,7 +1,8 @@
 """How a host's plan reaches the services on it: the snapshot once, then difference by difference.
 
 The planner writes the snapshot before it publishes a difference, so a snapshot is never older than any difference a reader has seen. A
-reader whose plan is not what a difference starts from takes the snapshot instead; order and repetition of messages do not matter.
+reader whose plan is not what a difference starts from takes the snapshot instead; order and repetition of messages do not matter. A store
+that was lost or put back may hold older plans than the reader has: they are handed on, and the reader asks ``Update.follows``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator
 import structlog
 from msgspec import Struct
 
-from schemas import codec, snapshot, subjects
+from schemas import codec, epochs, snapshot, subjects
 from schemas.plan import HostPlan, PlanDiff, SnapshotHead, apply_diff
 from services.runtime import events
 from services.runtime.broker import Broker, ConsumerSpec
@@ -30,18 +31,26 @@ log = structlog.get_logger(__name__)
 
 
 class Update(Struct, frozen=True):
-    """A plan in force, and the difference that led to it; None when it was read from the snapshot at start. `trace` is its traceparent."""
+    """A plan in force, and the difference that led to it; None when it was read from the snapshot at start. `trace` is its traceparent.
+
+    `over` is the epoch of another store that the plan takes over from (``schemas.epochs``).
+    """
 
     plan: HostPlan
     epoch: int
     generation: int
     diff: PlanDiff | None = None
     trace: str = ""
+    over: int = 0
 
     @property
     def place(self) -> tuple[int, int]:
         """Epoch and generation: a later plan has a higher place."""
         return self.epoch, self.generation
+
+    def follows(self, epoch: int) -> bool:
+        """Whether the plan may replace one of this epoch: no fenced planner's, and none out of a store that knows nothing of it."""
+        return epochs.may_follow(self.epoch, self.over, epoch)
 
 
 async def fetch_plan(broker: Broker, cluster: str, host: str) -> Update | None:
@@ -59,7 +68,7 @@ async def _fetch_once(broker: Broker, cluster: str, host: str) -> Update | None:
         chunk = await broker.last(SNAPSHOT_STREAM, subjects.snapshot(cluster, host, str(number)))
         chunks.append(chunk.data if chunk else b"")
     try:
-        return Update(snapshot.join(head, chunks), head.epoch, head.generation)
+        return Update(snapshot.join(head, chunks), head.epoch, head.generation, over=head.over)
     except snapshot.TornError as error:
         msg = f"the snapshot of {cluster}/{host} is being written: {error}"
         raise Transient(msg, 0.05) from None
@@ -107,17 +116,24 @@ async def _next(broker: Broker, current: Update | None, message: Message, cluste
     """The plan after this difference, or None when it is an old one."""
     diff = codec.decode(message.data, PlanDiff)
     trace = message.headers.get(events.TRACEPARENT, "")
-    if current is not None and (diff.epoch, diff.generation) <= current.place:
-        return None
-    plan = None if diff.resync else _advance(current, diff)
+    same_store = current is None or epochs.same_store(diff.epoch, current.epoch)
+    if current is not None and same_store and (diff.epoch, diff.generation) <= current.place:
+        return None if diff.epoch == current.epoch else await _behind(broker, current, cluster, host)
+    plan = None if diff.resync or not same_store else _advance(current, diff)
     if plan is not None:
-        return Update(plan, diff.epoch, diff.generation, diff, trace)
+        return Update(plan, diff.epoch, diff.generation, diff, trace, diff.over)
     fetched = await fetch_plan(broker, cluster, host)
-    if fetched is None or fetched.place < (diff.epoch, diff.generation):
+    if fetched is None or (fetched.place < (diff.epoch, diff.generation) and epochs.same_store(fetched.epoch, diff.epoch)):
         # Written before it was announced: a replica that lags does not have it yet.
         msg = f"generation {diff.generation} of {cluster}/{host} was announced, but its snapshot is not there yet"
         raise Transient(msg)
-    return Update(fetched.plan, fetched.epoch, fetched.generation, diff, trace)
+    return Update(fetched.plan, fetched.epoch, fetched.generation, diff, trace, fetched.over)
+
+
+async def _behind(broker: Broker, current: Update, cluster: str, host: str) -> Update | None:
+    """What is in force in the store when that is older than `current`, as after an old copy was put back; None for a late message."""
+    fetched = await fetch_plan(broker, cluster, host)
+    return fetched if fetched is not None and fetched.place < current.place else None
 
 
 def _advance(current: Update | None, diff: PlanDiff) -> HostPlan | None:

@@ -66,12 +66,12 @@ def run(name: str, settings: Settings, main: Main) -> int:
         asyncio.run(_serve(name, settings, main))
     except* MeshmarkError as group:
         failed = True
-        for error in _leaves(group):
+        for error in leaves(group):
             # One line, no traceback: the text says what to do.
             log.error("service_failed", kind=type(error).__name__, error=str(error))  # noqa: TRY400
     except* Exception as group:
         failed = True
-        for unexpected in _leaves(group):
+        for unexpected in leaves(group):
             log.error("service_crashed", exc_info=unexpected)  # noqa: TRY400 - the group's own traceback says less
     return int(failed)
 
@@ -203,9 +203,10 @@ def notify(state: str) -> None:
         channel.sendall(state.encode())
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The errors in a group, and in the groups in it."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
+            yield from leaves(error)
         else:
             yield error

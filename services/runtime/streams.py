@@ -34,6 +34,7 @@ STREAMS = (
     StreamSpec("SNAPSHOT", (f"{subjects.SNAPSHOT}.>",), per_subject=1, atomic=True),
     StreamSpec("STATUS", (f"{subjects.STATUS}.>",), per_subject=1),
     StreamSpec("DRIFT", (f"{subjects.DRIFT}.>",), max_age_s=7 * _DAY_S),
+    StreamSpec("FROZEN", (f"{subjects.FROZEN}.>",), per_subject=1),
     StreamSpec("REFUSED", (f"{subjects.REFUSED}.>",), max_age_s=7 * _DAY_S),
     # The advisories name stream, consumer and sequence of a message that was given up; the original stays readable by sequence.
     StreamSpec(

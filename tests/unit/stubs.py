@@ -28,19 +28,20 @@ class StubBroker:
         self.stored: dict[str, bytes] = {}
         self.plans: asyncio.Queue[Message] = asyncio.Queue()
         self.reports: asyncio.Queue[ApplyReport] = asyncio.Queue()
+        self.keys: asyncio.Queue[Message] = asyncio.Queue()
         self.drift: asyncio.Queue[DriftEvent] = asyncio.Queue()
         self.away: asyncio.Event | None = None
         self.handlers: dict[str, Callable[[Message], Awaitable[bytes]]] = {}
         self.served = asyncio.Event()
 
-    def write(self, plan: HostPlan, generation: int) -> None:
+    def write(self, plan: HostPlan, generation: int, epoch: int = 1, over: int = 0) -> None:
         """Store a snapshot, as the planner does before it announces a difference."""
         chunks = Chunks(plan)
-        self.stored[subjects.snapshot(*NODE, "head")] = codec.encode(chunks.head(plan, 1, generation))
+        self.stored[subjects.snapshot(*NODE, "head")] = codec.encode(chunks.head(plan, epoch, generation, over))
         self.stored.update({subjects.snapshot(*NODE, str(number)): chunks.encoded(number) for number in range(len(chunks))})
 
-    def announce(self, before: HostPlan, after: HostPlan, generation: int) -> None:
-        diff = PlanDiff(after.cluster, after.host, 1, generation, diff_units(before.units, after.units))
+    def announce(self, before: HostPlan, after: HostPlan, generation: int, epoch: int = 1, over: int = 0) -> None:
+        diff = PlanDiff(after.cluster, after.host, epoch, generation, diff_units(before.units, after.units), over=over)
         self.plans.put_nowait(Message(subjects.plan(*NODE), codec.encode(diff), reply="ack", channel=Answered()))
 
     async def last(self, _: str, subject: str) -> Message | None:
@@ -61,7 +62,10 @@ class StubBroker:
         if self.away is not None:
             await self.away.wait()
         if subject == subjects.status(*NODE):
+            self.stored[subject] = data
             self.reports.put_nowait(codec.decode(data, ApplyReport))
+        if subject == subjects.topology("PublicKey", *NODE):
+            self.keys.put_nowait(Message(subject, data))
         if subject.startswith(f"{subjects.DRIFT}."):
             self.drift.put_nowait(codec.decode(data, DriftEvent))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.plan import PlanObject, WireguardLink
-from services.kernel.transaction import Change, Marker, changes, unit_tag
+from schemas.plan import PlanObject, WireguardLink, unit_tag
+from services.kernel.transaction import Change, Marker, changes
 from tests.contract.kernel.machines import Machine, converge, differences, make
 
 MARKER = Marker(3, 17, {unit_tag("peering/rome/rome-milan"): "ab" * 16, unit_tag("other"): "cd" * 16})

@@ -154,6 +154,27 @@ async def test_commands_reach_a_host_from_other_accounts(mesh, connect, who):
     await serving
 
 
+async def test_publishers_alone_accept_what_a_planner_holds_back(mesh, connect):
+    """An acceptance reaches the planner across accounts; a reader's and a host's do not. Readers see the freeze."""
+    publisher, reader, applier = await connect("publisher"), await connect("reader"), await connect("applier", HOST_A)
+
+    async def answer(message):
+        return message.data + b" accepted"
+
+    serving = asyncio.create_task(mesh.serve(subjects.ACCEPT, answer))
+    async with asyncio.timeout(5):
+        while (found := await ask(publisher, subjects.ACCEPT, b"token")) is None:
+            pass
+        assert found == b"token accepted"
+        for other in (reader, applier):
+            with pytest.raises(Permanent, match="no permission"):
+                await other.request(subjects.ACCEPT, b"token")
+    await mesh.publish(subjects.FREEZE, b"frozen")
+    assert (await reader.last("FROZEN", subjects.FREEZE)).data == b"frozen"
+    mesh.stop.set()
+    await serving
+
+
 async def test_people_read_everything_and_publish_topology(mesh, connect):
     """A client without credentials publishes topology, replays streams, and hears what hosts and planners say."""
     people, applier = await connect("anonymous"), await connect("applier", HOST_A)

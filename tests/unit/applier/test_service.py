@@ -14,11 +14,14 @@ import structlog
 
 from schemas import codec
 from schemas.commands import Repair, Settled
-from schemas.plan import HostPlan, NftElement, PolicyRule, VxlanLink
-from services.applier import service
+from schemas.epochs import first_epoch
+from schemas.plan import HostPlan, NftElement, PolicyRule, VxlanLink, WireguardLink, unit_tag
+from schemas.topology import PublicKey
+from services.applier import reports, service
 from services.applier.service import ApplierService
 from services.kernel.events import KernelEvent
 from services.kernel.fake import FakeHost, FakeKernel
+from services.kernel.transaction import Marker
 from services.runtime import neighbour
 from services.runtime.errors import Transient, Waiting
 from services.runtime.health import Readiness
@@ -169,3 +172,105 @@ async def test_a_repair_needs_no_broker(monkeypatch: pytest.MonkeyPatch) -> None
         assert broker.reports.empty()
         broker.away.set()
         assert (await broker.reports.get()).outcome == "applied"
+
+
+OLD, NEW = first_epoch(1_700_000_000.0), first_epoch(1_800_000_000.0)
+EMPTY = HostPlan(PLAN.cluster, PLAN.host, {})
+
+
+async def test_a_plan_out_of_another_store_is_left_alone_until_it_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host keeps what it holds, says what that is and why, and takes the plan that names what it takes over from."""
+    kernel = FakeKernel(FakeHost())
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(PLAN, 9, OLD)
+        broker.announce(EMPTY, PLAN, 9, OLD)
+        (unit,) = (await broker.reports.get()).units
+        assert (unit.held, unit.objects) == (PLAN.digests()[unit.unit], len(PLAN.units[unit.unit]))
+        held = dict(kernel.host.objects)
+        broker.write(EMPTY, 1, NEW)
+        broker.announce(EMPTY, EMPTY, 1, NEW)
+        report = await broker.reports.get()
+        assert (report.epoch, report.generation, report.outcome) == (OLD, 9, "degraded")
+        assert (report.units[0].held, report.units[0].wanted, report.units[0].objects) == (unit.held, "", unit.objects)
+        assert "store lost" in report.units[0].error
+        assert kernel.host.objects == held
+        broker.write(EMPTY, 2, NEW, OLD)
+        broker.announce(EMPTY, EMPTY, 2, NEW, OLD)
+        report = await broker.reports.get()
+        assert (report.epoch, report.generation, report.outcome) == (NEW, 2, "applied")
+        assert kernel.host.objects == {}
+
+
+async def test_a_plan_of_a_lower_epoch_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old copy of the store was put back: the host says that it is ahead. A late message of a planner that is no more is none."""
+    kernel = FakeKernel(FakeHost())
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(PLAN, 9, 5)
+        broker.announce(EMPTY, PLAN, 9, 5)
+        assert (await broker.reports.get()).epoch == 5
+        broker.announce(EMPTY, EMPTY, 8, 4)
+        broker.write(EMPTY, 3, 4)
+        broker.announce(EMPTY, EMPTY, 3, 4)
+        report = await broker.reports.get()
+        assert (report.epoch, report.generation, report.outcome) == (5, 9, "degraded")
+        assert RULE in kernel.host.objects
+
+
+async def test_the_kernel_remembers_the_epoch_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new applier leaves alone what the last one would have, and says by the marker what the host holds."""
+    kernel = FakeKernel(FakeHost())
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(PLAN, 9, OLD)
+        broker.announce(EMPTY, PLAN, 9, OLD)
+        await broker.reports.get()
+    held = dict(kernel.host.objects)
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(PLAN, 1, NEW)
+        broker.announce(EMPTY, PLAN, 1, NEW)
+        report = await broker.reports.get()
+        assert (report.epoch, report.generation) == (OLD, 9)
+        assert {unit.unit: (unit.held, unit.objects) for unit in report.units} == {name: (at, 0) for name, at in PLAN.digests().items()}
+        broker.write(PLAN, 2, NEW, OLD)
+        broker.announce(PLAN, PLAN, 2, NEW, OLD)
+        assert (await broker.reports.get()).outcome == "applied"
+    assert kernel.host.objects == held
+
+
+async def test_a_broker_that_has_forgotten_the_host_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report, also one by the marker alone when there is no plan any more; a broker that has it is not told twice."""
+    monkeypatch.setattr(reports, "_ASK_S", 0.02)
+    kernel = FakeKernel(FakeHost())
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(PLAN, 9, OLD)
+        broker.announce(EMPTY, PLAN, 9, OLD)
+        first = await broker.reports.get()
+        asked = asyncio.Event()
+        last = broker.last
+
+        async def counted(stream: str, subject: str) -> Message | None:
+            if stream == "STATUS":
+                asked.set()
+            return await last(stream, subject)
+
+        broker.last = counted
+        await asked.wait()
+        assert broker.reports.empty()
+        broker.stored.clear()
+        assert await broker.reports.get() == first
+    async with running(monkeypatch, kernel) as broker:
+        report = await broker.reports.get()
+        assert (report.epoch, report.generation, report.outcome) == (OLD, 9, "degraded")
+        assert [unit.unit for unit in report.units] == [unit_tag(name) for name in PLAN.units]
+
+
+async def test_a_planner_that_lost_the_store_is_told_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with a WireGuard device says its public key to a planner whose plan knows nothing of it, once."""
+    kernel = FakeKernel(FakeHost())
+    kernel.host.objects["link mt0"] = WireguardLink("mt0", 51820, 1420)
+    kernel.host.marker = Marker(OLD, 9, {unit_tag("x"): "ab" * 16})
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(EMPTY, 1, NEW)
+        for generation in (1, 2):
+            broker.announce(EMPTY, EMPTY, generation, NEW)
+        assert codec.decode((await broker.keys.get()).data, PublicKey).key == kernel.public_key()
+        assert broker.keys.empty()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.plan import HostPlan, LinkAddress, NftElement, PolicyRule, Route, VxlanLink, WireguardLink
+from schemas.plan import HostPlan, LinkAddress, NftElement, PolicyRule, Route, VxlanLink, WireguardLink, unit_tag
 from schemas.topology import Topology
 from schemas.values import Address, Name, Prefix
 from services.applier.core import Applier
 from services.applier.steps import order
 from services.kernel.fake import FakeHost, FakeKernel
-from services.kernel.transaction import Change, changes, repairs, unit_tag
+from services.kernel.transaction import Change, changes, repairs
 from services.runtime.errors import Conflict, OutcomeUnknown, Permanent, Transient, Waiting
 from tests.topologies import ROME_GATEWAY, keys, node, peering, settled_plans, two_clusters
 

@@ -6,11 +6,11 @@ import errno
 
 import pytest
 
-from schemas.plan import NftTable, Sysctl
+from schemas.plan import NftTable, Sysctl, unit_tag
 from services.kernel.failures import mapped
 from services.kernel.fake import FakeHost, FakeKernel
 from services.kernel.netlink import NetlinkError, attribute, attributes, message, messages
-from services.kernel.transaction import Change, Listed, ListedChain, unit_tag
+from services.kernel.transaction import Change, Listed, ListedChain
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient, Waiting
 
 ITEM = Sysctl("net/ipv4/ip_forward", "1")

@@ -13,7 +13,7 @@ from schemas.topology import Cluster, Peering, PeeringEnd, Topology
 from schemas.values import Name, Prefix
 from services.planner import layout
 from services.planner.allocate import Allocations, Rollout, advance
-from services.planner.core import Core, Said
+from services.planner.core import Claim, Core, Said
 from services.planner.state import HostId
 from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, cluster, gateway, keys, node, peering, said, tell, two_clusters
 
@@ -409,3 +409,64 @@ def test_what_is_nested_without_end_is_refused() -> None:
     """JSON that nests too deeply to be read is refused like any other that is not valid."""
     (refusal,) = Core().hear([Said(("node", "rome", "x"), b'{"a":' + b"[" * 200_000, 1)]).refused
     assert "not valid JSON" in refusal.reason
+
+
+def claims(core: Core) -> dict[HostId, Claim]:
+    """What hosts say that follow a planner that is no more: all that it published, under its epoch."""
+    found = {}
+    for host, plan in core.published.items():
+        units = tuple(UnitReport(name, digest, "", "degraded", "x", len(plan.units[name])) for name, digest in plan.digests().items())
+        found[host] = Claim.of_report(ApplyReport(Name(host.cluster), Name(host.name), 9, 4, units))
+    return found
+
+
+def test_after_a_lost_store_hosts_are_given_what_they_hold() -> None:
+    """A planner that knows but what publishers say again makes the very same plans, tunnels rolled out, and takes over with them."""
+    first, second = settled(), Core()
+    for host, claim in claims(first).items():
+        second.claim(host, claim)
+    steps = {step.host: step for step in second.steps()}
+    assert steps.keys() == first.published.keys()
+    assert {host for host, step in steps.items() if step.losses()} == {host for host, plan in first.published.items() if plan.units}
+    for step in steps.values():
+        second.keep(step)
+    tell(second, [*two_clusters(), *keys()])
+    steps = {step.host: step for step in second.steps()}
+    assert {host: step.plan for host, step in steps.items()} == first.published
+    assert not any(step.losses() for step in steps.values())
+    for step in steps.values():
+        second.publish(step)
+    assert second.steps() == []
+
+
+def test_what_is_said_again_in_part_leaves_less() -> None:
+    """Whatever part of the topology is missing, some host would lose something by it."""
+    first = settled()
+    items = [*two_clusters(), *keys()]
+    for missing in ("PublicKey/milan/gateway", "Node/rome/worker-2", "Peering/rome/rome-milan"):
+        second = Core()
+        for host, claim in claims(first).items():
+            second.claim(host, claim)
+        tell(second, [item for item in items if item.ref != missing])
+        assert any(step.losses() for step in second.steps()), missing
+
+
+def test_lost_allocations_do_not_begin_a_rollout_anew() -> None:
+    """Tunnels that both published plans have carry traffic: they are not taken away to be rolled out again."""
+    first, second = settled(), Core()
+    second.restore([(item, first.sequences[ref]) for ref, item in first.state.objects.items()], first.published, {})
+    assert not any(step.takes_away for step in second.steps())
+
+
+def test_a_plan_in_doubt_is_published_again_once_nothing_is_missing() -> None:
+    """The topology behind a published plan was lost: the plan stays, and is confirmed when the topology is back."""
+    first, second = settled(), Core()
+    second.restore([], first.published, {})
+    second.allocations.rollouts.update(first.allocations.rollouts)
+    for host, plan in first.published.items():
+        second.claim(host, Claim.of_plan(plan))
+    assert any(step.losses() for step in second.steps())
+    tell(second, [*two_clusters(), *keys()])
+    steps = second.steps()
+    assert {step.host for step in steps} == first.published.keys()
+    assert not any(step.losses() or step.diffs for step in steps)

@@ -46,6 +46,14 @@ def test_nobody_but_the_planner_shares_the_account_of_the_streams():
     assert list(users(render(CONFIG), "CONTROL")) == ["planner"]
 
 
+def test_only_publishers_accept_what_a_planner_holds_back():
+    """Readers see it, hosts do not even import it."""
+    allowed = {name: user["permissions"]["publish"]["allow"] for name, user in users(render(CONFIG), "PEOPLE").items()}
+    assert [name for name, subjects in allowed.items() if "mesh.planner.accept" in subjects] == ["publisher"]
+    assert "mesh.planner" not in json.dumps(json.loads(render(CONFIG))["accounts"]["HOSTS"])
+    assert {"stream": {"account": "CONTROL", "subject": "mesh.frozen.>"}} in json.loads(render(CONFIG))["accounts"]["PEOPLE"]["imports"]
+
+
 def test_names_of_users_and_inboxes():
     """A host's user is its consumer; an anonymous client keeps the inbox that NATS clients have."""
     assert host_user("auditor", "rome", "a.b") == "auditor=rome=a%2Eb"
