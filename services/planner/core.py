@@ -279,7 +279,7 @@ class Core:
         """
         claims = [self._claims.get(attachment.host) for attachment in attachments]
         unit = unit_name(attachments[0])
-        if all(claim is not None and claim.unit(unit) is not None for claim in claims):
+        if all(claim is not None and claim.epoch and claim.unit(unit) is not None for claim in claims):
             return True
         plans = [self.published.get(attachment.host) for attachment in attachments]
         known = peering_id(attachments[0]) in self.allocations.rollouts
