@@ -102,7 +102,7 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     token = freeze.token if freeze.is_on else ""
     found = [standing(name, reports.get(name), heads.get(name), in_force=name in in_force, frozen=token) for name in names]
     if freeze.is_on and form == "table":
-        console.print(f"{summary(freeze)}\nplans that take something away are held back; see: meshmark accept\n")
+        console.print(f"{summary(freeze)}\nplans that take something away are held back; to let them go: meshmark accept --token {token}\n")
     if form != "table":
         emit(found[0] if host else found, form)
     elif host:

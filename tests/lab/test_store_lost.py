@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -13,7 +14,8 @@ from schemas import codec, subjects
 from schemas.status import Freeze
 from schemas.topology import Node, Pod
 
-pytestmark = pytest.mark.privileged
+# nats-py leaves the socket of a try to connect open that met a server on its way down.
+pytestmark = [pytest.mark.privileged, pytest.mark.filterwarnings("ignore:unclosed <StreamWriter:ResourceWarning")]
 
 ACROSS = (("rome/shop", "milan/bank"), ("milan/post", "rome/stock"))
 
@@ -21,10 +23,12 @@ ACROSS = (("rome/shop", "milan/bank"), ("milan/post", "rome/stock"))
 async def lose_store(mesh, eventually) -> None:
     """Have nats-server find an empty store when it is started again."""
     old = mesh.pid("nats-server")
-    os.kill(old, signal.SIGSTOP)  # it writes down where its consumers are, whenever it likes
-    shutil.rmtree(mesh.folder.nats / "streams")
+    streams, lost = mesh.folder.nats / "streams", mesh.folder.nats / "lost"
+    streams.rename(lost)
     os.kill(old, signal.SIGKILL)
     await eventually(lambda: mesh.pid("nats-server") not in (None, old), "nats-server is started again")
+    shutil.rmtree(lost)
+    gc.collect()  # what nats-py left open is seen here and not in some later test
 
 
 async def frozen(live) -> Freeze | None:

@@ -12,7 +12,7 @@ import pytest
 
 from schemas import codec, subjects
 from schemas.epochs import first_epoch, same_store
-from schemas.plan import SnapshotHead, digest_of
+from schemas.plan import PlanDiff, SnapshotHead, digest_of
 from schemas.status import Accept, ApplyReport, Freeze, UnitReport
 from schemas.values import Name
 from services.planner import service
@@ -120,6 +120,27 @@ async def test_hosts_that_hold_more_freeze_it_until_all_is_said_again(planning, 
         taken = await head(reader, ROME_GATEWAY)
         assert (taken.units, taken.over) == (plans[ROME_GATEWAY].digests(), old)
         assert context.metrics.planner_frozen._value.get() == 0
+
+
+async def test_a_host_that_is_ahead_is_outdone(planning, connect):
+    """An old copy of the store was put back: the planner goes on above the epoch that the host reports, and the host may follow."""
+    publisher, reader, applier = await connect("publisher"), await connect("reader"), await connect("planner")
+    async with planning():
+        await say(publisher, SMALL)
+        await eventually(lambda: units(reader, ROME_GATEWAY))
+        before = await head(reader, ROME_GATEWAY)
+        held = tuple(UnitReport(name, digest, digest, "applied") for name, digest in before.units.items())
+        report = ApplyReport(Name("rome"), Name("gateway"), before.epoch + 3, 40, held)
+        await applier.publish(subjects.status(*ROME_GATEWAY), codec.encode(report))
+
+        async def is_above() -> bool:
+            return (await head(reader, ROME_GATEWAY)).epoch == before.epoch + 4
+
+        await eventually(is_above)
+        last = codec.decode((await reader.last("PLAN", subjects.plan(*ROME_GATEWAY))).data, PlanDiff)
+        assert (last.epoch, last.resync) == (before.epoch + 4, True)
+        assert (await head(reader, ROME_GATEWAY)).units == before.units
+        assert not await frozen(reader)
 
 
 async def lifted(reader) -> bool:
