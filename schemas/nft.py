@@ -15,6 +15,7 @@ from schemas.values import IPV4, Family
 _VALUE = {"frozen": True, "rename": "camel", "tag_field": "kind"}  # defaults are written: see schemas.plan
 
 Hook = Literal["prerouting", "input", "forward", "output", "postrouting"]
+Policy = Literal["accept", "drop"]
 ChainType = Literal["filter", "nat", "route"]
 DataType = Literal["ipv4_addr", "ipv6_addr", "ifname", "verdict", "inet_service", "mark"]
 Selector = Literal[
@@ -27,9 +28,22 @@ Selector = Literal[
     "meta mark",
     "meta nfproto",
     "meta l4proto",
+    "tcp sport",
+    "tcp dport",
+    "udp sport",
     "udp dport",
+    "udplite sport",
+    "udplite dport",
+    "sctp sport",
+    "sctp dport",
+    "dccp sport",
+    "dccp dport",
+    "th sport",
+    "th dport",
+    "tcp flags",
     "tcp flags & (syn | rst)",
     "ct state",
+    "ct mark",
     "fib saddr type",
     "fib daddr type",
     "fib saddr . mark . iif oif",
@@ -75,6 +89,43 @@ class SetMark(Struct, **_VALUE, tag="mark"):
     mask: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
 
 
+class SetCtMark(Struct, **_VALUE, tag="ctMark"):
+    """The same for the mark of the tracked connection."""
+
+    value: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
+    mask: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
+
+
+class CopyMark(Struct, **_VALUE, tag="copyMark"):
+    """Make the packet's mark (`to` meta) or the connection's (ct) what the other one is under `mask`."""
+
+    to: Literal["meta", "ct"]
+    mask: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
+
+
+class NatTo(Struct, **_VALUE, tag="natTo"):
+    """Translate the source or destination to one address (and `port`), or into a prefix as long as the one that was matched."""
+
+    nat: Literal["snat", "dnat"]
+    family: Literal["ip", "ip6"]
+    to: str
+    port: int | None = None
+
+
+class Masquerade(Struct, **_VALUE, tag="masquerade"):
+    """Translate the source to the address of the interface by which the packet leaves."""
+
+
+class Reject(Struct, **_VALUE, tag="reject"):
+    """Drop the packet and answer that the port is unreachable."""
+
+
+class Comment(Struct, **_VALUE, tag="comment"):
+    """A rule's comment, its last statement: at most 128 bytes, no quotes."""
+
+    text: str
+
+
 class Nat(Struct, **_VALUE, tag="nat"):
     """Translate the source (snat) or destination (dnat) address of packets of a family by looking the address itself up in `map`.
 
@@ -92,8 +143,25 @@ class Notrack(Struct, **_VALUE, tag="notrack"):
 
 
 class ClampMss(Struct, **_VALUE, tag="mss"):
-    """Lower the TCP maximum segment size to what the route's MTU allows."""
+    """Set the TCP maximum segment size to `size` bytes; 0 lowers it to what the route's MTU allows."""
+
+    size: int = 0
 
 
-Statement = Match | Counter | Verdict | VerdictMap | SetMark | Nat | Notrack | ClampMss
+Statement = (
+    Match
+    | Counter
+    | Verdict
+    | VerdictMap
+    | SetMark
+    | SetCtMark
+    | CopyMark
+    | Nat
+    | NatTo
+    | Masquerade
+    | Reject
+    | Notrack
+    | ClampMss
+    | Comment
+)
 Rule = tuple[Statement, ...]

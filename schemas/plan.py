@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from schemas import codec
-from schemas.nft import ChainType, DataType, Hook, Rule
+from schemas.nft import ChainType, DataType, Hook, Policy, Rule
 from schemas.topology import DriftPolicy
 from schemas.values import IPV4, IPV6, Address, Endpoint, Family, Key, Mac, Name, Prefix
 
@@ -215,7 +215,7 @@ class NftElement(Struct, **_VALUE, tag="element"):
 
 
 class NftChain(Struct, **_VALUE, tag="chain"):
-    """A chain with all its rules, in order. Without a `hook` it is reached by jumps only. `priority` is numeric."""
+    """A chain with all its rules, in order. Without a `hook` it is reached by jumps only, and has no policy. `priority` is numeric."""
 
     table: str
     name: str
@@ -223,6 +223,7 @@ class NftChain(Struct, **_VALUE, tag="chain"):
     type: ChainType | None = None
     hook: Hook | None = None
     priority: int = 0
+    policy: Policy = "accept"
 
     layer = "nft"
 

@@ -48,7 +48,7 @@ def listed(item: Held) -> Held:
     """An object as a listing shows it."""
     if isinstance(item, NftChain):
         rules = tuple(rule_text(rule) for rule in item.rules)
-        return ListedChain(item.table, item.name, rules, item.type, item.hook, item.priority, "accept" if item.hook else "")
+        return ListedChain(item.table, item.name, rules, item.type, item.hook, item.priority, item.policy if item.hook else "")
     return canonical_element(item) if isinstance(item, NftElement) else item
 
 
@@ -72,13 +72,18 @@ def _prepare(result: Objects, members: Sequence[Change]) -> None:
     for change in members:
         if isinstance(change.old, NftChain | ListedChain):
             _need(result, change.key)
-            result[change.key] = NftChain(change.old.table, change.old.name, (), *header(change.old)[:3])  # type: ignore[arg-type]
+            result[change.key] = _emptied(change.old)
     for change in members:
         remade = (
             isinstance(change.old, NftChain | ListedChain) and isinstance(change.new, NftChain) and header(change.old) != header(change.new)
         )
         if remade or is_recreated_set(change):
             _delete(result, change.key)
+
+
+def _emptied(chain: NftChain | ListedChain) -> NftChain:
+    kind, hook, priority, policy = header(chain)
+    return NftChain(chain.table, chain.name, (), kind, hook, priority, policy or "accept")  # type: ignore[arg-type]
 
 
 def _add_headers(result: Objects, members: Sequence[Change]) -> None:
@@ -95,7 +100,7 @@ def _add_headers(result: Objects, members: Sequence[Change]) -> None:
         if other_set or other_chain:
             msg = f"{change.key} is there with another header"
             raise Conflict(msg) if other_set else Permanent(msg)  # the kernel says EEXIST for a set, EOPNOTSUPP for a chain
-        result[change.key] = NftChain(new.table, new.name, (), new.type, new.hook, new.priority) if isinstance(new, NftChain) else new
+        result[change.key] = _emptied(new) if isinstance(new, NftChain) else new
 
 
 def _fill(result: Objects, members: Sequence[Change]) -> None:

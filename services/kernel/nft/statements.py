@@ -6,19 +6,40 @@ two operands that are not constant.
 
 from __future__ import annotations
 
-from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, Rule, SetMark, Statement, Verdict, VerdictMap
+import re
+
+from schemas.nft import (
+    ClampMss,
+    Comment,
+    CopyMark,
+    Counter,
+    Masquerade,
+    Match,
+    Nat,
+    NatTo,
+    Notrack,
+    Reject,
+    Rule,
+    SetCtMark,
+    SetMark,
+    Statement,
+    Verdict,
+    VerdictMap,
+)
 from schemas.plan import NftChain, NftElement, NftSet
 from schemas.values import IPV6, Address
 
 _NAME_SELECTORS = ("iifname", "oifname", "fib saddr . mark oifname")
 _FULL_MARK = 0xFFFFFFFF
+_ONE_VALUE = r"(?:[0-9a-f]*:[0-9a-f:.]*|[0-9]+(?:\.[0-9]+){3}|0x[0-9a-f]+|[0-9]+)(?:/[0-9]+)?"
+_VALUE = re.compile(f"{_ONE_VALUE}(?:-{_ONE_VALUE})?")
 
 
 def rule_text(rule: Rule) -> str:
     return " ".join(_statement_text(item) for item in rule)
 
 
-def _statement_text(item: Statement) -> str:  # noqa: PLR0911 - one line for each kind of statement
+def _statement_text(item: Statement) -> str:  # noqa: C901, PLR0911, PLR0912 - one line for each kind of statement
     match item:
         case Match():
             return _match_text(item)
@@ -29,15 +50,27 @@ def _statement_text(item: Statement) -> str:  # noqa: PLR0911 - one line for eac
         case VerdictMap():
             return f"{item.selector} vmap @{item.map}"
         case SetMark():
-            return _mark_text(item)
+            return _mark_text("meta", item)
+        case SetCtMark():
+            return _mark_text("ct", item)
+        case CopyMark():
+            return _copy_text(item)
         case Nat():
             field = "saddr" if item.nat == "snat" else "daddr"
             protocol = "ip6" if item.family == IPV6 else "ip"
             return f"{item.nat} {protocol} {'prefix ' if item.prefix else ''}to {protocol} {field} map @{item.map}"
+        case NatTo():
+            return _nat_text(item)
+        case Masquerade():
+            return "masquerade"
+        case Reject():
+            return "reject"
         case Notrack():
             return "notrack"
         case ClampMss():
-            return "tcp option maxseg size set rt mtu"
+            return f"tcp option maxseg size set {item.size or 'rt mtu'}"
+        case Comment():
+            return f'comment "{item.text}"'
 
 
 def _match_text(item: Match) -> str:
@@ -48,12 +81,25 @@ def _match_text(item: Match) -> str:
     return f"{left} {item.op} {right}" if explicit else f"{left} {right}"
 
 
-def _mark_text(item: SetMark) -> str:
+def _mark_text(whose: str, item: SetMark | SetCtMark) -> str:
     value, kept = item.value & item.mask, ~item.mask & _FULL_MARK
     if not kept:
-        return f"meta mark set {value:#x}"
-    left = f"meta mark & {kept:#010x}"
-    return f"meta mark set {left} | {value:#x}" if value else f"meta mark set {left}"
+        return f"{whose} mark set {value:#x}"
+    left = f"{whose} mark & {kept:#010x}"
+    return f"{whose} mark set {left} | {value:#x}" if value else f"{whose} mark set {left}"
+
+
+def _copy_text(item: CopyMark) -> str:
+    source = "ct" if item.to == "meta" else "meta"
+    mask = "" if item.mask == _FULL_MARK else f" & {item.mask:#x}"
+    return f"{item.to} mark set {source} mark{mask}"
+
+
+def _nat_text(item: NatTo) -> str:
+    if item.port is None:
+        return f"{item.nat} {item.family} {'prefix ' if '/' in item.to else ''}to {item.to}"
+    address = item.to if item.family == "ip" else f"[{item.to}]"
+    return f"{item.nat} {item.family} to {address}:{item.port}"
 
 
 def _name_text(name: str) -> str:
@@ -68,8 +114,8 @@ def element_text(item: NftElement, *, ranged_value: bool = False) -> str:
 
 
 def is_name(element: str) -> bool:
-    """True for an element that names an interface: no such name holds a colon; other numbers and ranges begin with a digit."""
-    return ":" not in element and (not element[:1].isdigit() or element.endswith("*"))
+    """True for an element that names an interface: no address, no number and no range of them."""
+    return _VALUE.fullmatch(element) is None
 
 
 def is_address(value: str) -> bool:
@@ -91,4 +137,4 @@ def chain_header(item: NftChain) -> str:
     """What comes between the braces of a chain's declaration before its rules; empty for a chain without a hook."""
     if item.hook is None:
         return ""
-    return f"type {item.type} hook {item.hook} priority {item.priority}; policy accept;"
+    return f"type {item.type} hook {item.hook} priority {item.priority}; policy {item.policy};"

@@ -33,6 +33,7 @@ MARKER_TABLE = f"{OWN_TABLE_PREFIX}marker"
 MARKER_CHAIN = "plan"
 SCRATCH_PREFIX = f"{OWN_TABLE_PREFIX}scratch."
 _CHUNK = 1000
+_HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 _Chain = NftChain | ListedChain
 Path = tuple[str, str]
 
@@ -74,7 +75,7 @@ def needs_refill(batch: Sequence[Change]) -> set[Path]:
 
 
 def _member_lines(members: Sequence[Change], context: Context) -> Iterator[str]:
-    chains = [change for change in members if isinstance(change.subject, _Chain)]
+    chains = sorted((change for change in members if isinstance(change.subject, _Chain)), key=lambda change: _way(change.subject))
     sets = [change for change in members if change.key.startswith("set ")]
     added = [change.new for change in sets if isinstance(change.new, NftSet)]
     yield from _stale_elements(
@@ -95,6 +96,13 @@ def _member_lines(members: Sequence[Change], context: Context) -> Iterator[str]:
             yield from (f"add rule inet {_at(change.new)} {rule_text(rule)}" for rule in change.new.rules)
     yield from _new_elements(members, added, context)
     yield from _removal_lines([change.old for change in members if change.old is not None and change.new is None])
+
+
+def _way(chain: Held) -> tuple[int, int, str]:
+    """Sorts chains as a packet meets them: nft lists a table's chains in the order in which they were made."""
+    if not isinstance(chain, _Chain) or chain.hook is None:
+        return 0, 0, chain.key
+    return 1 + _HOOKS.index(chain.hook) if chain.hook in _HOOKS else 0, chain.priority, chain.key
 
 
 def _stale_elements(members: Sequence[Change], emptied: set[Path], context: Context) -> Iterator[str]:
@@ -157,8 +165,7 @@ def chain_line(item: NftChain) -> str:
 
 def header(item: NftChain | ListedChain) -> tuple[str | None, str | None, int, str]:
     """What cannot change in place: type, hook, priority and policy."""
-    policy = item.policy if isinstance(item, ListedChain) else ""
-    return item.type, item.hook, item.priority, "" if policy == "accept" else policy
+    return item.type, item.hook, item.priority, "" if item.policy == "accept" else item.policy
 
 
 def marker_lines(marker: Marker | None) -> list[str]:

@@ -47,6 +47,7 @@ STEPS = {
     "rules of a chain": _changed(NftChain(T, "one", (DROP, ACCEPT))),
     "chain emptied": _changed(NftChain(T, "one", ())),
     "priority": _changed(NftChain(T, "in", (ACCEPT,), "filter", "prerouting", -140)),
+    "policy": _changed(NftChain(T, "in", (ACCEPT,), "filter", "prerouting", -150, "drop")),
     "hook and type": _changed(NftChain(T, "in", (ACCEPT,), "nat", "postrouting", 100)),
     "element added": _changed(NftElement(T, "hosts", "10.0.0.3")),
     "element removed": _changed(without=(f"element {T} hosts 10.0.0.1",)),

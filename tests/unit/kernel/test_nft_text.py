@@ -6,7 +6,23 @@ from textwrap import dedent
 
 import pytest
 
-from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, Rule, SetMark, Verdict, VerdictMap
+from schemas.nft import (
+    ClampMss,
+    Comment,
+    CopyMark,
+    Counter,
+    Masquerade,
+    Match,
+    Nat,
+    NatTo,
+    Notrack,
+    Reject,
+    Rule,
+    SetCtMark,
+    SetMark,
+    Verdict,
+    VerdictMap,
+)
 from schemas.plan import LinkAddress, NftChain, NftElement, NftSet, NftTable, PlanObject
 from schemas.values import IPV6, Address
 from services.kernel.nft.statements import element_text, rule_text
@@ -40,6 +56,17 @@ RULES = {
     "snat ip6 to ip6 saddr map @hosts6": (Nat("snat", "hosts6", prefix=False, family=IPV6),),
     "ip6 saddr != { ::, fe80::/10 }": (Match("ip6 saddr", ("::", "fe80::/10"), "!="),),
     "jump next": (Verdict("jump", "next"),),
+    "ip6 saddr fd00::/64 reject": (Match("ip6 saddr", ("fd00::/64",)), Reject()),
+    "tcp flags syn tcp option maxseg size set 1200": (Match("tcp flags", ("syn",)), ClampMss(1200)),
+    "meta mark set ct mark": (CopyMark("meta", 0xFFFFFFFF),),
+    "ct mark set meta mark & 0xff": (CopyMark("ct", 0xFF),),
+    "ct mark set ct mark & 0xffffff00 | 0x5": (SetCtMark(5, 0xFF),),
+    "ct mark set 0x1": (SetCtMark(1, 0xFFFFFFFF),),
+    "dnat ip prefix to 10.200.0.0/16": (NatTo("dnat", "ip", "10.200.0.0/16"),),
+    "snat ip to 10.0.0.1": (NatTo("snat", "ip", "10.0.0.1"),),
+    "dnat ip to 10.0.0.1:80": (NatTo("dnat", "ip", "10.0.0.1", 80),),
+    "dnat ip6 to [fd00::1]:80": (NatTo("dnat", "ip6", "fd00::1", 80),),
+    'masquerade comment "it\'s so"': (Masquerade(), Comment("it's so")),
 }
 
 
@@ -60,6 +87,12 @@ def test_a_rule_is_one_line(text: str) -> None:
         ("fd00::-fd00::9", "", "fd00::-fd00::9"),
         ("80-90", "", "80-90"),
         ("0xff00", "drop", "0xff00 : drop"),
+        ("6in4-wan6", "", '"6in4-wan6"'),
+        ("6*", "", '"6*"'),
+        ("fd00::/64", "", "fd00::/64"),
+        ("::ffff:10.0.0.1", "", "::ffff:10.0.0.1"),
+        ("fd00::1-fd00::9", "", "fd00::1-fd00::9"),
+        ("10.0.0.1-10.0.0.9", "", "10.0.0.1-10.0.0.9"),
     ],
 )
 def test_an_element_quotes_names_only(element: str, value: str, text: str) -> None:
@@ -235,6 +268,16 @@ def test_what_is_known_by_its_listing_only_can_be_removed() -> None:
 def test_other_layers_do_not_belong_into_a_batch() -> None:
     with pytest.raises(Permanent, match=r"address mo\.x"):
         batch_text([Change(None, LinkAddress("mo.x", Address("10.1.1.1"), 32))], None)
+
+
+def test_chains_are_made_as_a_packet_meets_them() -> None:
+    """nft lists chains in the order in which they were made: by hook and priority, those without a hook first."""
+    places = {"after": ("postrouting", 100), "early": ("prerouting", -150), "late": ("prerouting", -100), "all": ("forward", 0)}
+    chains = [NftChain(T, name, (), "filter", hook, priority, "drop") for name, (hook, priority) in sorted(places.items())]  # type: ignore[arg-type]
+    lines = batch_text([Change(None, item) for item in (*chains, NftChain(T, "zero", ()))], None).splitlines()
+    made = [line.split()[4] for line in lines if line.startswith("add chain")]
+    assert made == ["zero", "early", "late", "all", "after"]
+    assert "add chain inet meshmark.t all { type filter hook forward priority 0; policy drop; }" in lines
 
 
 def test_an_empty_batch_without_marker_removes_the_marker() -> None:
