@@ -13,6 +13,7 @@ from msgspec import inspect
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`")
 _UNKNOWN_WORD = re.compile(r"Invalid enum value '([^']*)'")
+_UNKNOWN_TAG = re.compile(r"Invalid value '([^']*)'$")
 _NEAR = 0.75
 _STEP = re.compile(r"\.(\w+)|\[[^]]*\]")
 
@@ -23,6 +24,10 @@ def hint(reason: str, field: str, kind: Callable[[], type]) -> str:
         return _among(found[1], {item.encode_name for one in _at(kind(), field) for item in _fields(one)}, "fields")
     if (found := _UNKNOWN_WORD.search(reason)) is not None:
         return _among(found[1], {str(value) for one in _at(kind(), field) for value in _words(one)}, "words")
+    if (found := _UNKNOWN_TAG.search(reason)) is not None:
+        owner, _, name = field.rpartition(".")
+        tags = {str(one.tag) for one in _at(kind(), owner) if isinstance(one, inspect.StructType) and one.tag_field == name}
+        return _among(found[1], tags, "words")
     return ""
 
 

@@ -12,7 +12,10 @@ from typing import Annotated, Literal, TypeVar
 from msgspec import Meta, Struct, field
 
 from schemas.codec import DecodeError, convert, decode
+from schemas.firewall import FirewallConfiguration
+from schemas.firewall_check import check as check_firewall
 from schemas.hints import hint
+from schemas.objects import Object, Strict
 from schemas.values import Address, Endpoint, Family, Key, Name, Prefix
 
 Uplink = Annotated[Name, Meta(extra_json_schema={"default": "eth0"})]
@@ -24,41 +27,12 @@ _LAST_FIRST_PORT = 65535 - TUNNELS_MAX + 1
 Policy = Literal["repair", "alert"]
 
 
-class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel"):
-    """What people write: camelCase fields, and no field that is not known. Subclasses inherit all but `kw_only`."""
-
-
 class DriftPolicy(Strict, frozen=True, kw_only=True):
     """What the auditor does about a difference, by layer: ask the applier to repair it, or only say so."""
 
     nft: Policy = "repair"
     rule: Policy = "repair"
     route: Policy = "repair"
-
-
-class Object(Strict, frozen=True, kw_only=True, tag_field="kind"):
-    """What all topology objects share.
-
-    `name` is unique among the objects of one kind in a cluster. `revision`, where given, only grows: an object whose
-    revision is lower than the admitted one is refused.
-    """
-
-    name: Name
-    revision: Annotated[int, Meta(ge=0)] | None = None
-
-    @property
-    def kind(self) -> str:
-        return type(self).__name__
-
-    @property
-    def home(self) -> Name:
-        """The cluster whose subject space holds this object."""
-        raise NotImplementedError
-
-    @property
-    def ref(self) -> str:
-        """``Kind/cluster/name``: how refusals, plans and drift name this object."""
-        return f"{self.kind}/{self.home}/{self.name}"
 
 
 class Cluster(Object, frozen=True, kw_only=True, tag=True):
@@ -171,7 +145,7 @@ class PublicKey(Object, frozen=True, kw_only=True, tag=True):
         return self.cluster
 
 
-Topology = Cluster | Node | Gateway | Peering | Pod | PublicKey
+Topology = Cluster | Node | Gateway | Peering | Pod | PublicKey | FirewallConfiguration
 KINDS: dict[str, type[Topology]] = {
     "Cluster": Cluster,
     "Node": Node,
@@ -179,6 +153,7 @@ KINDS: dict[str, type[Topology]] = {
     "Peering": Peering,
     "Endpoint": Pod,
     "PublicKey": PublicKey,
+    "FirewallConfiguration": FirewallConfiguration,
 }
 
 
@@ -225,25 +200,31 @@ def _check(item: Topology) -> Topology:
                 raise DecodeError(reason, "$.internalPrefixes")
         case Node() | Gateway():
             _one_of_a_family(item.addresses, "$.addresses")
-    if isinstance(item, Peering):
-        if item.weights and len(item.weights) != item.tunnels:
-            reason = f"{len(item.weights)} weights for {item.tunnels} tunnels; give one for each"
-            raise DecodeError(reason, "$.weights")
-        if item.cluster not in (item.ends[0].cluster, item.ends[1].cluster):
-            reason = f"{item.cluster!r} is at neither end; a peering belongs to the cluster of one of its ends"
-            raise DecodeError(reason, "$.cluster")
-        if item.ends[0].cluster == item.ends[1].cluster:
-            reason = f"both ends are in {item.ends[0].cluster!r}; a peering joins two clusters"
-            raise DecodeError(reason, "$.ends[1].cluster")
-        ports = {
-            "$.port": item.port,
-            **{f"$.ends[{place}].endpoint": end.endpoint.port for place, end in enumerate(item.ends) if end.endpoint},
-        }
-        for field, port in ports.items():
-            if port > _LAST_FIRST_PORT:
-                reason = f"port {port} leaves no room for {TUNNELS_MAX} tunnels, one port each; use at most {_LAST_FIRST_PORT}"
-                raise DecodeError(reason, field)
+        case FirewallConfiguration():
+            check_firewall(item)
+        case Peering():
+            _check_peering(item)
     return item
+
+
+def _check_peering(item: Peering) -> None:
+    if item.weights and len(item.weights) != item.tunnels:
+        reason = f"{len(item.weights)} weights for {item.tunnels} tunnels; give one for each"
+        raise DecodeError(reason, "$.weights")
+    if item.cluster not in (item.ends[0].cluster, item.ends[1].cluster):
+        reason = f"{item.cluster!r} is at neither end; a peering belongs to the cluster of one of its ends"
+        raise DecodeError(reason, "$.cluster")
+    if item.ends[0].cluster == item.ends[1].cluster:
+        reason = f"both ends are in {item.ends[0].cluster!r}; a peering joins two clusters"
+        raise DecodeError(reason, "$.ends[1].cluster")
+    ports = {
+        "$.port": item.port,
+        **{f"$.ends[{place}].endpoint": end.endpoint.port for place, end in enumerate(item.ends) if end.endpoint},
+    }
+    for at, port in ports.items():
+        if port > _LAST_FIRST_PORT:
+            reason = f"port {port} leaves no room for {TUNNELS_MAX} tunnels, one port each; use at most {_LAST_FIRST_PORT}"
+            raise DecodeError(reason, at)
 
 
 _Familiar = TypeVar("_Familiar", Address, Prefix)

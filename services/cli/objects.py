@@ -28,7 +28,10 @@ _SECOND_THOUGHTS_S = 0.5
 Paths = Annotated[Path, Parameter(help="Topology file: YAML or JSON, any number of objects")]
 Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative=(), help="The same; may be repeated")]
 Refs = Annotated[str, Parameter(help="KIND/CLUSTER/NAME, as Peering/rome/rome-milan")]
-Kind = Annotated[str | None, Parameter(help="Cluster, Node, Gateway, Peering, Endpoint or PublicKey; capitals and a final s do not matter")]
+Kind = Annotated[
+    str | None,
+    Parameter(help="Cluster, Node, Gateway, Peering, Endpoint, PublicKey or FirewallConfiguration; capitals and a final s do not matter"),
+]
 ObjectName = Annotated[str | None, Parameter(help="CLUSTER/NAME, or NAME in whatever cluster")]
 Refused = Annotated[bool, Parameter(negative=(), help="Show what was said last and is not in force, and why")]
 Wait = Annotated[
@@ -46,7 +49,7 @@ def register(app: App) -> None:
 async def publish(*paths: Paths, file: Files = [], wait_s: Wait = 10.0, nats: Nats | None = None) -> int:  # noqa: B006 - cyclopts reads the default
     """Publish topology objects and wait until the planner has admitted or refused each.
 
-    The kinds of objects are Cluster, Node, Gateway, Peering and Endpoint.
+    The kinds of objects are Cluster, Node, Gateway, Peering, Endpoint and FirewallConfiguration.
 
     The exit code is 1 when one is refused, or when no verdict came in time.
 

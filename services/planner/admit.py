@@ -11,9 +11,10 @@ from itertools import chain
 
 from msgspec import Struct
 
+from schemas.firewall import FirewallConfiguration
 from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Peering, Pod, PublicKey, Topology
 from schemas.values import IPV4, IPV6, Address, Prefix
-from services.planner import layout, names
+from services.planner import admit_firewall, layout, names
 from services.planner.families import IPV6_MTU_MIN, carried, outer_family, overlay_mtu, tunnel_endpoint, tunnel_mtu, tunnel_overhead
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
@@ -91,6 +92,8 @@ def _problems(item: Topology, state: State) -> Iterator[Problem]:
             yield from _public_key(item, state)
         case Peering():
             yield from _peering(item, state)
+        case FirewallConfiguration():
+            yield from _missing_cluster(item.cluster, "$.cluster", state) or _firewall(item, state)
 
 
 def _missing_cluster(cluster: str, field: str, state: State) -> list[Problem]:
@@ -263,6 +266,11 @@ def _public_key(item: PublicKey, state: State) -> Iterator[Problem]:
             yield Problem(f"the key is {other.ref}'s; every host has a key of its own", "$.key", other.ref)
 
 
+def _firewall(item: FirewallConfiguration, state: State) -> Iterator[Problem]:
+    yield from (Problem(*found) for found in admit_firewall.taken_table(item, state))
+    yield from (Problem(*found) for found in admit_firewall.class_marks(item, state))
+
+
 # Peerings ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -335,6 +343,7 @@ def _end_gateway(attachment: Attachment, state: State, field: str) -> Iterator[P
     other = state.attachments[cluster].get(gateway)
     if other is not None and other.peering.ref != attachment.peering.ref:
         yield Problem(f"gateway {attachment.host} serves {other.peering.ref}; a gateway serves one peering", field, other.peering.ref)
+    yield from (Problem(*found) for found in admit_firewall.marks_on_gateway(attachment, state, field))
 
 
 def _seen(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:

@@ -38,6 +38,10 @@ class Rollout(Struct, frozen=True):
     joined: int
     used: int
 
+    def devices(self, place: int) -> int:
+        """How many tunnels have a device at the first (0) or the second end (1)."""
+        return (self.present, self.joined)[place]
+
     @classmethod
     def complete(cls, tunnels: int) -> Rollout:
         return cls(tunnels, tunnels, tunnels)

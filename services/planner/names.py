@@ -15,7 +15,9 @@ OVERLAY_LINK_PREFIX = "mo."
 TUNNEL_LINK_PREFIX = "mt."
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HASH_CHARACTERS = 10
-_OWN_TABLES = ("marker", "scratch")
+_FIREWALL = "fw"
+_OWN_TABLES = ("marker", "scratch", _FIREWALL)
+_TABLE_BYTES = 48
 
 
 def fit(prefix: str, name: str, limit: int = LINK_NAME_BYTES) -> str:
@@ -40,4 +42,9 @@ def table(cluster: str, peering: str) -> str:
     """Name of the nftables table of a peering; `cluster` is the one whose subject space holds the peering."""
     # A dot in the cluster's name would make two pairs one; and a cluster may be called as a table that is not a peering's.
     plain = "." not in cluster and cluster not in _OWN_TABLES
-    return fit("meshmark.", f"{cluster}.{peering}" if plain else f"{cluster}/{peering}", limit=48)
+    return fit("meshmark.", f"{cluster}.{peering}" if plain else f"{cluster}/{peering}", limit=_TABLE_BYTES)
+
+
+def firewall_table(name: str) -> str:
+    """Name of the nftables table of a published firewall; a host is of one cluster, so the cluster's name is not needed."""
+    return fit(f"meshmark.{_FIREWALL}.", name, limit=_TABLE_BYTES)

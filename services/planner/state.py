@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from schemas.objects import PassThrough
 from schemas.topology import Cluster, Gateway, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
 from schemas.values import Address, Prefix
 from services.planner.names import overlay_link
@@ -57,6 +58,8 @@ class State:
         self.pods_by_node: dict[HostId, set[str]] = defaultdict(set)
         self.keys: dict[HostId, PublicKey] = {}
         self.attachments: dict[str, dict[str, Attachment]] = defaultdict(dict)
+        self.passing: dict[str, dict[str, PassThrough]] = defaultdict(dict)
+        """Pass-through objects by cluster and reference."""
         self._addresses: dict[tuple[str, Address], str] = {}
         self._hosts_by_address: dict[tuple[str, Address], Node | Gateway] = {}
         self._hosts_by_link: dict[tuple[str, str], Node | Gateway] = {}
@@ -73,6 +76,8 @@ class State:
             self._hosts_by_address.update({(item.cluster, address): item for address in item.addresses})
             self._hosts_by_link[item.cluster, overlay_link(item.name)] = item
         match item:
+            case PassThrough():
+                self.passing[item.cluster][item.ref] = item
             case Cluster():
                 self.clusters[item.name] = item
             case Node():
@@ -95,6 +100,7 @@ class State:
         item = self.objects.pop(ref, None)
         if item is not None:
             self._counts[item.kind] -= 1
+            self.passing[item.home].pop(ref, None)
         match item:
             case Cluster():
                 del self.clusters[item.name]

@@ -258,7 +258,7 @@ def _tunnels(state: State, allocations: Allocations, attachment: Attachment) -> 
     own, far = state.keys.get(attachment.host), state.keys.get(attachment.far_host)
     families, mtu = carried(state, peering), tunnel_mtu(state, peering)
     allowed = tuple(EVERYWHERE[family] for family in families)
-    for index in range((rollout.present, rollout.joined)[attachment.place]):
+    for index in range(rollout.devices(attachment.place)):
         link = names.tunnel_link(index)
         yield WireguardLink(link, peering.port + index, mtu, own.key if own else None)
         for family in families:

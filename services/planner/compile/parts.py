@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from schemas.objects import PassThrough
 from schemas.plan import Entry, HostPlan, PlanObject, SummedUnit, WireguardLink, WireguardPeer
 from schemas.topology import DriftPolicy, Gateway, Node, Pod, Topology
 from schemas.values import Name
 from services.planner.allocate import Allocations
-from services.planner.compile import gateway, node
+from services.planner.compile import gateway, node, passing
 from services.planner.state import Attachment, HostId, State
 
 
@@ -48,25 +49,23 @@ class Compiler:
         """
         whole: set[HostId] = set()
         single: dict[HostId, set[str]] = {}
+        passed: set[HostId] = set()
         for item in changed:
-            if isinstance(item, Pod):
-                for attachment in self._state.attachments[item.cluster].values():
-                    single.setdefault(attachment.host, set()).add(item.ref)
-            elif isinstance(item, Node):
-                whole.add(HostId(item.cluster, item.name))
-                touched = {
-                    item.ref,
-                    *(f"Endpoint/{item.cluster}/{pod}" for pod in self._state.pods_by_node[HostId(item.cluster, item.name)]),
-                }
-                for attachment in self._state.attachments[item.cluster].values():
-                    single.setdefault(attachment.host, set()).update(touched)
-            else:
-                whole.update(_neighbourhood(self._state, item))
+            match item:
+                case PassThrough():
+                    passed.update(host for host in self._state.hosts_of(item.cluster) if self._pass(host, item))
+                case Pod() | Node():
+                    if isinstance(item, Node):
+                        whole.add(HostId(item.cluster, item.name))
+                    for attachment in self._state.attachments[item.cluster].values():
+                        single.setdefault(attachment.host, set()).update(_sources(self._state, item))
+                case _:
+                    whole.update(_neighbourhood(self._state, item))
         for host in whole:
             self.rebuild(host)
         for host in single.keys() - whole:
             self._update(host, single[host])
-        return whole | single.keys()
+        return whole | single.keys() | passed
 
     def rebuild(self, host: HostId) -> None:
         """Build all parts of a host anew."""
@@ -83,6 +82,17 @@ class Compiler:
         cluster = self._state.clusters.get(host.cluster)
         drift = cluster.drift if cluster else DriftPolicy()
         return HostPlan(Name(host.cluster), Name(host.name), dict(self._units.get(host, {})), drift)
+
+    def _pass(self, host: HostId, item: PassThrough) -> bool:
+        """Build a pass-through object's unit of a host anew; whether the host has, or had, such a unit."""
+        place = PartId(passing.unit_name(item), "")
+        parts, units = self._parts.setdefault(host, {}), self._units.setdefault(host, {})
+        held = parts.pop(place, None)
+        units.pop(place.unit, None)
+        wanted = _passed_part(self._state, self._allocations, host, item.ref)
+        if wanted is not None:
+            parts[place] = units[place.unit] = wanted
+        return held is not None or wanted is not None
 
     def _update(self, host: HostId, sources: set[str]) -> None:
         """Build single parts of a gateway anew, and carry what they change over into its unit."""
@@ -116,6 +126,12 @@ def compile_all(state: State, allocations: Allocations) -> dict[HostId, HostPlan
     return {host: compile_host(state, allocations, host) for host in state.hosts()}
 
 
+def _sources(state: State, item: Pod | Node) -> set[str]:
+    """The sources of the parts that a pod or a node touches on gateways: itself, and the pods of a node."""
+    pods = state.pods_by_node[HostId(item.cluster, item.name)] if isinstance(item, Node) else ()
+    return {item.ref, *(f"Endpoint/{item.cluster}/{pod}" for pod in pods)}
+
+
 def _neighbourhood(state: State, item: Topology) -> Iterator[HostId]:
     """Hosts that an object other than a pod or node may touch: all of its clusters, and of the clusters that these are joined with."""
     clusters = {item.home, *(end.cluster for end in getattr(item, "ends", ()))}
@@ -136,6 +152,10 @@ def _all_parts(state: State, allocations: Allocations, host: HostId) -> dict[Par
             if attachment.end.gateway in state.gateways[host.cluster]:
                 made = _entries(node.base(state, allocations, attachment, known), _because(attachment, known))
                 parts[PartId(unit_name(attachment), "")] = made
+    if known is not None:
+        for item in state.passing[host.cluster].values():
+            if (passed := _passed_part(state, allocations, host, item.ref)) is not None:
+                parts[PartId(passing.unit_name(item), "")] = passed
     attachment_here = state.attachments[host.cluster].get(host.name)
     if isinstance(known, Gateway) and attachment_here is not None:
         sources = [
@@ -161,6 +181,14 @@ def _gateway_part(state: State, allocations: Allocations, attachment: Attachment
             keys = [state.keys[host].ref for host in (attachment.host, attachment.far_host) if host in state.keys]
             return _entries(gateway.base(state, allocations, attachment), _because(attachment), keys)
     return SummedUnit({}, 0)
+
+
+def _passed_part(state: State, allocations: Allocations, host: HostId, ref: str) -> Part | None:
+    """What a pass-through object puts on a host; None when it is not there or does not select the host."""
+    known, item = state.host(host), state.passing[host.cluster].get(ref)
+    if known is None or item is None or not passing.selected(item.hosts, known, state):
+        return None
+    return _entries(passing.objects(item, host, state, allocations), passing.because(item, known, state))
 
 
 def _because(attachment: Attachment, *more: Topology) -> tuple[str, ...]:

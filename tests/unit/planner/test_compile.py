@@ -19,6 +19,7 @@ from services.planner.compile import compile_all
 from services.planner.core import Core
 from services.planner.names import LINK_NAME_BYTES
 from services.planner.state import HostId
+from tests.firewalls import match, one_chain, rule
 from tests.topologies import (
     EXAMPLES,
     MILAN_GATEWAY,
@@ -252,6 +253,9 @@ POOL: list[Topology] = [
     ),
     pod("roam", "worker-2", "fd00:200::77"),
     peering(2, ends=tuple(replace(place, remap_pods=(), remap_external=()) for place in peering().ends)),
+    one_chain(rule(match("outInterface", "@tunnels")), hosts={"role": "gateway"}),
+    one_chain(rule(match("outInterface", "@tunnels")), hosts={"names": ["worker-*"], "peering": "rome-milan"}),
+    one_chain(rule(action={"action": "setMark", "value": 1}), name="marks"),
 ]
 
 

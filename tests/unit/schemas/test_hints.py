@@ -7,6 +7,7 @@ import pytest
 from schemas.codec import DecodeError
 from schemas.topology import convert_topology, decode_topology
 
+RULE = b'{"kind":"FirewallConfiguration","name":"a","cluster":"rome","chains":[{"name":"b","hook":"input","rules":[%s]}]}'
 NODE = b'"kind":"Node","name":"a","cluster":"rome"'
 
 
@@ -19,6 +20,12 @@ NODE = b'"kind":"Node","name":"a","cluster":"rome"'
         (b'{"kind":"Cluster","name":"rome","drift":{"nft":"x"}}', "the words are alert, repair"),
         (b'{"kind":"Peering","name":"a","cluster":"rome","ends":[{"cluster":"rome","gatway":"b"}]}', "$.ends[0]: "),
         (b'{"kind":"Peering","name":"a","cluster":"rome","ends":[{"cluster":"rome","gatway":"b"}]}', "did you mean 'gateway'?"),
+        (
+            RULE % b'{"actions":[{"action":"clampMSS"}]}',
+            "$.chains[0].rules[0].actions[0].action: Invalid value 'clampMSS'; did you mean 'clampMss'?",
+        ),
+        (RULE % b'{"actions":[{"action":"log"}]}', "the words are accept, clampMss, ctMarkFromMark, dnat, drop"),
+        (RULE % b'{"match":[{"field":"sorce","value":"10.0.0.1"}]}', "did you mean 'source'?"),
     ],
 )
 def test_what_would_have_been_right_is_said(payload: bytes, words: str) -> None:

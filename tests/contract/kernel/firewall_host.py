@@ -1,0 +1,78 @@
+"""A network namespace that holds published firewalls, for tests that look at it and send packets through it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from schemas.firewall import FirewallConfiguration
+from schemas.plan import PlanObject
+from schemas.topology import convert_topology
+from services.kernel.namespace import enter_new_network
+from services.kernel.nft.engine import LibNftables
+from services.kernel.nft.reference import Reference
+from services.kernel.transaction import Change, changes, repairs, with_dependents
+from tests.firewalls import compiled
+
+EXAMPLE = Path(__file__).parent.parent.parent.parent / "examples" / "firewall.yaml"
+TABLE = "meshmark.fw.test"
+T = TypeVar("T")
+
+
+class Host:
+    """A thread in a network namespace of its own, with an engine; the namespace is gone with it."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, initializer=enter_new_network, thread_name_prefix="firewall")
+        self.engine: LibNftables = self.call(LibNftables)
+        self._reference = Reference(LibNftables)
+        self.held: dict[str, PlanObject] = {}
+
+    def call(self, work: Callable[..., T], *arguments: Any) -> T:
+        return self._thread.submit(work, *arguments).result(60)
+
+    def run(self, *argv: str) -> str:
+        done = self.call(lambda: subprocess.run(argv, capture_output=True, text=True, check=False, timeout=20))
+        assert done.returncode == 0, f"{argv}: {done.stderr}"
+        return done.stdout
+
+    def hold(self, *items: FirewallConfiguration) -> list[Change]:
+        """Bring the host to these configurations by a difference; returns it."""
+        wanted = {key: found for item in items for key, found in compiled(item).items()}
+        batch = changes(self.held, wanted)
+        self.call(self.engine.commit, with_dependents(batch, wanted), None)
+        self.held = wanted
+        return batch
+
+    def differences(self) -> list[Change]:
+        """What the kernel holds and should not, or the other way round."""
+
+        def read() -> list[Change]:
+            found = {key: item for table in self.engine.tables() for key, item in self.engine.read(table, self.held).items()}
+            return repairs(self.held, self._reference.of(self.held), found)
+
+        return self.call(read)
+
+    def listing(self, table: str = TABLE) -> str:
+        return self.run("nft", "-s", "list", "table", "inet", table)
+
+    def counted(self, table: str = TABLE) -> int:
+        """The packets that the first counter of a table counted."""
+        found = re.search(r"counter packets (\d+)", self.run("nft", "list", "table", "inet", table))
+        assert found
+        return int(found[1])
+
+    def close(self) -> None:
+        self.call(self.engine.close)
+        self._thread.shutdown()
+
+
+def seed() -> dict[str, FirewallConfiguration]:
+    found = [convert_topology(item) for item in yaml.safe_load_all(EXAMPLE.read_text(encoding="utf-8"))]
+    return {item.name: item for item in found if isinstance(item, FirewallConfiguration)}
