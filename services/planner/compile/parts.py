@@ -57,8 +57,9 @@ class Compiler:
                 case Pod() | Node():
                     if isinstance(item, Node):
                         whole.add(HostId(item.cluster, item.name))
+                    sources = _sources(self._state, item)
                     for attachment in self._state.attachments[item.cluster].values():
-                        single.setdefault(attachment.host, set()).update(_sources(self._state, item))
+                        single.setdefault(attachment.host, set()).update(sources)
                 case _:
                     whole.update(_neighbourhood(self._state, item))
         for host in whole:

@@ -93,6 +93,28 @@ def test_names_that_are_no_words_of_nftables_can_be_used(host: Host) -> None:
             host.call(host.engine.run, f"add table inet {TABLE}\nadd set inet {TABLE} {name} {{ type mark; }}")
 
 
+COMMENTS = [
+    "rome-" + "x" * 126,
+    "é" * 65,
+    "é" * 64,
+    'the "second" one',
+    "a" * 128 + "1",
+    "a" * 128 + "2",
+    "two\nlines",
+    *map(str, range(20)),
+]
+
+
+def test_long_and_odd_comments_stop_nothing(host: Host) -> None:
+    """All rules are there, each with its comment, and those that begin alike stay apart."""
+    host.hold(one_chain(*(rule(match("mark", number), comment=text) for number, text in enumerate(COMMENTS))))
+    listed = re.findall(r'comment "(.*)"', host.listing())
+    assert len(set(listed)) == len(COMMENTS)
+    assert listed[2:4] == ["é" * 64, "the 'second' one"]
+    assert all(len(text.encode()) <= 128 for text in listed)
+    assert host.differences() == []
+
+
 # What changes ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -169,33 +191,38 @@ def test_a_changed_policy_is_a_difference(host: Host) -> None:
 
 FRAME = bytes.fromhex("ffffffffffff02000000000908004500001c00000000401154bd0a0909010a0909021388138900080000")
 """A broadcast Ethernet frame with an IPv4 UDP packet from 10.9.9.1 to 10.9.9.2."""
+FRAME6 = bytes.fromhex(
+    "ffffffffffff02000000000986dd6000000000081140" + "fd61" + "0" * 27 + "9" + "fd61" + "0" * 27 + "a" + "1388138900080000"
+)
+"""The same with an IPv6 packet from fd61::9 to fd61::a, ports 5000 and 5001."""
 
 
 def link(host: Host, name: str) -> None:
     """A link of this name with its peer, both up."""
-    host.run("sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1")  # no other packet than ours comes in
     host.run("ip", "link", "add", name, "type", "veth", "peer", "name", "far")
     for end in (name, "far"):
         host.run("ip", "link", "set", end, "up")
 
 
-def arrive(host: Host) -> None:
+def arrive(host: Host, frame: bytes) -> None:
     """One packet comes in by the link."""
 
     def send() -> None:
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
             sender.bind(("far", 0))
-            sender.send(FRAME)
+            sender.send(frame)
 
     host.call(send)
 
 
-def counts(host: Host, name: str) -> bool:
+def counts(host: Host, name: str, frame: bytes = FRAME) -> bool:
     """Whether the counter of the table counts a packet that comes in by a link of this name, made for it alone."""
+    # No other packet than ours comes in: IPv6 says things of its own as soon as a link is up.
+    host.run("sysctl", "-qw", f"net.ipv6.conf.default.disable_ipv6={int(frame is FRAME)}")
     before = host.counted()
     link(host, name)
     try:
-        arrive(host)
+        arrive(host, frame)
         # The frame is handled before its sender returns, or a moment later.
         ended = threading.Event()
         for _ in range(20):
@@ -242,6 +269,26 @@ def test_a_star_in_a_name_is_itself_when_it_is_written_so(host: Host) -> None:
     assert host.differences() == []
     host.held = compiled(arriving("liqo\\*"))
     assert [change.key for change in host.differences()] == [f"chain {TABLE} main"]
+
+
+@pytest.mark.parametrize(
+    "given, hit",
+    [
+        ([match("source", "fd61::/16")], True),
+        ([match("source", ["fd60::1", "fd61::8-fd61::f"]), match("destination", "fd61::a")], True),
+        ([match("source", "@sources"), match("protocol", "udp"), match("sourcePort", 5000), match("destinationPort", "5001-5002")], True),
+        ([match("source", "fd61::/16"), match("protocol", ["tcp", "udp"]), match("destinationPort", [80, 5001])], True),
+        ([match("source", "fd61::/16"), match("protocol", ["tcp", "udp"]), match("destinationPort", [80, 5001], "neq")], False),
+        ([match("source", "fd61::9"), match("destination", "fd61::/64", "neq")], False),
+        ([match("source", "@sources", "neq"), match("source", "fd61::9")], False),
+        ([match("source", "10.0.0.0/8")], False),
+    ],
+)
+def test_ipv6_packets_are_matched_too(host: Host, given: list[dict[str, Any]], hit: bool) -> None:
+    """By address, prefix, range, set and ports."""
+    sets = [{"name": "sources", "type": "ipv6_addr", "elements": ["fd60::/16", "fd61::-fd61::ff"]}]
+    host.hold(one_chain({"match": given, "counter": True}, hook="prerouting", sets=sets))
+    assert counts(host, "eth0", FRAME6) == hit
 
 
 def test_of_two_configurations_the_lower_order_comes_first(host: Host) -> None:
