@@ -16,7 +16,7 @@ from schemas.values import wire_name
 from services.cli import records
 from services.cli.accept import summary
 from services.cli.hosts import HostName, choose
-from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, show_table
+from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, note, show_table
 from services.cli.session import Nats
 from services.planner.state import HostId
 
@@ -101,7 +101,9 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     names = choose(heads.keys() | reports.keys() | in_force, host)
     token = freeze.token if freeze.is_on else ""
     found = [standing(name, reports.get(name), heads.get(name), in_force=name in in_force, frozen=token) for name in names]
-    if freeze.is_on and form == "table":
+    if freeze.is_on and form != "table":
+        note(f"the planner is frozen: {freeze.count} of {freeze.planned} units would go; see: meshmark status --output table")
+    elif freeze.is_on:
         console.print(f"{summary(freeze)}\nplans that take something away are held back; to let them go: meshmark accept --token {token}\n")
     if form != "table":
         emit(found[0] if host else found, form)

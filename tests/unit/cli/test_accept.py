@@ -90,4 +90,6 @@ async def test_status_says_that_the_planner_is_frozen(frozen: StubBroker, capsys
     assert "frozen since 2023-11-14 22:13:20 UTC: 2 units of 40 on 2 hosts would go" in capsys.readouterr().out
     frozen.admit(node("worker-1", 1))
     assert await status(output="json", nats=frozen) == 2
-    assert [one["frozen"] for one in json.loads(capsys.readouterr().out)] == ["ab12"]
+    printed = capsys.readouterr()
+    assert [one["frozen"] for one in json.loads(printed.out)] == ["ab12"]
+    assert "2 of 40 units would go" in printed.err
