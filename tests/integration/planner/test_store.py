@@ -92,7 +92,7 @@ async def test_a_planner_goes_on_after_the_store_was_lost(planning, connect, ser
         after = await head(reader, ROME_GATEWAY)
         assert not same_store(before.epoch, after.epoch)
         assert context.metrics.planner_restarts._value.get() >= 1
-        assert context.ready.reasons() == {"planner": ""}
+        await eventually(lambda: ready(context))  # what was said meanwhile is planned a moment before that
 
 
 async def test_hosts_that_hold_more_freeze_it_until_all_is_said_again(planning, connect):
