@@ -16,7 +16,7 @@ from schemas.objects import PassThrough, Strict
 
 Number = int | str
 """A number, or its decimal or hexadecimal text: JSON has no ``0xff00``."""
-Value = int | str | tuple[int | str, ...]
+Value = int | str | Annotated[tuple[int | str, ...], Meta(max_length=1000)]
 Field = Literal[
     "source",
     "destination",
@@ -141,9 +141,9 @@ Action = (
 class FirewallRule(Strict, frozen=True, kw_only=True):
     """One rule. `comment` may be any text: nftables keeps 128 bytes of it."""
 
-    match: tuple[FirewallMatch, ...] = ()
+    match: Annotated[tuple[FirewallMatch, ...], Meta(max_length=32)] = ()
     counter: bool = False
-    actions: tuple[Action, ...] = ()
+    actions: Annotated[tuple[Action, ...], Meta(max_length=16)] = ()
     comment: str = ""
 
 
@@ -155,7 +155,7 @@ class FirewallChain(Strict, frozen=True, kw_only=True):
     type: ChainType = "filter"
     priority: Annotated[int, Meta(ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT)] | PriorityName = "filter"
     policy: Literal["accept", "drop"] = "accept"
-    rules: tuple[FirewallRule, ...] = ()
+    rules: Annotated[tuple[FirewallRule, ...], Meta(max_length=1000)] = ()
 
     def place(self, order: int) -> int:
         """The priority that the kernel gets."""
@@ -167,7 +167,7 @@ class FirewallSet(Strict, frozen=True, kw_only=True):
 
     name: str
     type: SetType
-    elements: tuple[int | str, ...] = ()
+    elements: Annotated[tuple[int | str, ...], Meta(max_length=10_000)] = ()
 
 
 class FirewallConfiguration(PassThrough, frozen=True, kw_only=True, tag=True):
@@ -177,6 +177,6 @@ class FirewallConfiguration(PassThrough, frozen=True, kw_only=True, tag=True):
     them on purpose.
     """
 
-    chains: Annotated[tuple[FirewallChain, ...], Meta(min_length=1)]
-    sets: tuple[FirewallSet, ...] = ()
+    chains: Annotated[tuple[FirewallChain, ...], Meta(min_length=1, max_length=64)]
+    sets: Annotated[tuple[FirewallSet, ...], Meta(max_length=64)] = ()
     class_marks: bool = False

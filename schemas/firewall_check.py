@@ -120,10 +120,10 @@ def _check_set(item: FirewallSet, at: str, known: dict[str, SetType]) -> None:
 
 def _check_interfaces(item: FirewallSet, at: str) -> None:
     names = [_read(values.member_interface, value, f"{at}.elements[{index}]") for index, value in enumerate(item.elements)]
-    for index, name in enumerate(names):
-        for other in names[:index]:
-            overlap = values.covers(other, name) or values.covers(name, other)
-            _refuse_if(overlap, f"{name!r} and {other!r} overlap; an element of a set is there once", f"{at}.elements[{index}]")
+    if (meeting := values.overlapping_names(names)) is not None:
+        one, other = sorted(meeting)
+        reason = f"{names[other]!r} and {names[one]!r} overlap; an element of a set is there once"
+        raise DecodeError(reason, f"{at}.elements[{other}]")
 
 
 def _parser(kind: SetType) -> Callable[[int | str], Span]:

@@ -10,7 +10,7 @@ import ipaddress
 import itertools
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 COMMENT_BYTES = 128
@@ -172,11 +172,6 @@ def member_interface(value: int | str) -> str:
     return text
 
 
-def covers(pattern: str, name: str) -> bool:
-    """Whether one name or pattern of interfaces fits all that the other does."""
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else pattern == name
-
-
 def comment(text: str) -> str:
     """What nftables keeps of a comment: one line, no quotes, at most 128 bytes; a longer one ends in a hash of the whole."""
     plain = _CONTROL.sub(" ", text).replace('"', "'")
@@ -190,6 +185,21 @@ def overlapping(spans: Iterable[Span]) -> tuple[Span, Span] | None:
     """Two spans that have a value in common, the later one last in order; None when there are none."""
     ordered = sorted(spans)
     return next(((one, other) for one, other in itertools.pairwise(ordered) if other.low <= one.high), None)
+
+
+def overlapping_names(names: Sequence[str]) -> tuple[int, int] | None:
+    """The places of two names or patterns of interfaces that fit one name; None when there are none."""
+    # A pattern comes just before all that begins so.
+    ordered = sorted((name.removesuffix("*"), not name.endswith("*"), place) for place, name in enumerate(names))
+    begins, pattern = None, -1
+    for (stem, is_exact, place), (earlier, _, before) in zip(ordered, [("", True, -1), *ordered], strict=False):
+        if begins is not None and stem.startswith(begins):
+            return pattern, place
+        if before >= 0 and stem == earlier:
+            return before, place
+        if not is_exact:
+            begins, pattern = stem, place
+    return None
 
 
 def _octal(text: str) -> bool:

@@ -63,7 +63,7 @@ class HostSelector(Strict, frozen=True, kw_only=True):
     do the cluster's nodes while it is there.
     """
 
-    names: tuple[HostPattern, ...] = ()
+    names: Annotated[tuple[HostPattern, ...], Meta(max_length=256)] = ()
     role: Literal["node", "gateway"] | None = None
     peering: Name | None = None
 

@@ -46,7 +46,8 @@ def rule(*matches: dict[str, Any], action: str | dict[str, Any] = "accept", **mo
 
 def compiled(item: FirewallConfiguration, state: State | None = None, allocations: Allocations | None = None) -> dict[str, PlanObject]:
     """The plan objects of a configuration on the gateway of rome, by key."""
-    return {found.key: found for found in firewall.build(item, HOST, state or State(), allocations or Allocations())}
+    facts = firewall.facts(item, HOST, state or State(), allocations or Allocations())
+    return {found.key: found for found in firewall.build(item, facts)}
 
 
 # Any configuration ---------------------------------------------------------------------------------------------------------------

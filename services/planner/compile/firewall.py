@@ -53,7 +53,8 @@ from schemas.nft import Masquerade as MasqueradeStatement
 from schemas.nft import Reject as RejectStatement
 from schemas.plan import NftChain, NftElement, NftSet, NftTable, PlanObject
 from services.planner import names
-from services.planner.allocate import Allocations, peering_id
+from services.planner.allocate import Allocations
+from services.planner.compile.facts import NO_FACTS, Facts, tunnels
 from services.planner.state import HostId, State
 
 _PLAIN_SELECTORS: dict[str, Selector] = {
@@ -66,15 +67,20 @@ _PLAIN_SELECTORS: dict[str, Selector] = {
 }
 
 
-def build(item: FirewallConfiguration, host: HostId, state: State, allocations: Allocations) -> Iterator[PlanObject]:
-    """All that the configuration is on one host."""
+def facts(item: FirewallConfiguration, host: HostId, state: State, allocations: Allocations) -> Facts:
+    """What of a host the configuration looks at: its tunnels, where a rule names them."""
+    return tunnels(host, state, allocations) if _names_tunnels(item) else NO_FACTS
+
+
+def build(item: FirewallConfiguration, known: Facts) -> Iterator[PlanObject]:
+    """All that the configuration is on a host."""
     table = names.firewall_table(item.name)
     yield NftTable(table)
     for found in item.sets:
         yield from _set(table, found)
-    if any(set_name(match) == ALL_TUNNELS for chain in item.chains for rule in chain.rules for match in rule.match):
+    if _names_tunnels(item):
         yield NftSet(table, ALL_TUNNELS, "ifname")
-        yield from (NftElement(table, ALL_TUNNELS, link) for link in _tunnels(host, state, allocations))
+        yield from (NftElement(table, ALL_TUNNELS, link) for link in known.tunnels)
     types = {found.name: found.type for found in item.sets}
     for chain in item.chains:
         yield _chain(table, chain, item.order, types)
@@ -92,12 +98,8 @@ def mark_bits(item: FirewallConfiguration) -> Iterator[tuple[int, str]]:
                     yield values.LAST_MARK, at
 
 
-def _tunnels(host: HostId, state: State, allocations: Allocations) -> Iterator[str]:
-    """The tunnel links of a host; only the gateway of a peering has some."""
-    attachment = state.attachments[host.cluster].get(host.name)
-    if attachment is not None:
-        devices = allocations.rollout(peering_id(attachment)).devices(attachment.place)
-        yield from (names.tunnel_link(index) for index in range(devices))
+def _names_tunnels(item: FirewallConfiguration) -> bool:
+    return any(set_name(match) == ALL_TUNNELS for chain in item.chains for rule in chain.rules for match in rule.match)
 
 
 def _set(table: str, item: FirewallSet) -> Iterator[PlanObject]:

@@ -14,7 +14,9 @@ from schemas.plan import Entry, HostPlan, PlanObject, SummedUnit, WireguardLink,
 from schemas.topology import DriftPolicy, Gateway, Node, Pod, Topology
 from schemas.values import Name
 from services.planner.allocate import Allocations
-from services.planner.compile import gateway, node, passing
+from services.planner.compile import gateway, node
+from services.planner.compile.passing import Passing
+from services.planner.compile.passing import unit_name as passed_unit_name
 from services.planner.state import Attachment, HostId, State
 
 
@@ -39,6 +41,7 @@ class Compiler:
     def __init__(self, state: State, allocations: Allocations) -> None:
         self._state = state
         self._allocations = allocations
+        self._passing = Passing(state, allocations)
         self._parts: dict[HostId, dict[PartId, Part]] = {}
         self._units: dict[HostId, dict[str, SummedUnit]] = {}
 
@@ -71,6 +74,7 @@ class Compiler:
     def rebuild(self, host: HostId) -> None:
         """Build all parts of a host anew."""
         self._parts[host] = _all_parts(self._state, self._allocations, host)
+        self._parts[host].update((PartId(name, ""), unit) for name, unit in self._passing.units(host))
         entries: dict[str, dict[str, Entry]] = {}
         totals: dict[str, int] = {}
         for part_id, part in self._parts[host].items():
@@ -86,11 +90,11 @@ class Compiler:
 
     def _pass(self, host: HostId, item: PassThrough) -> bool:
         """Build a pass-through object's unit of a host anew; whether the host has, or had, such a unit."""
-        place = PartId(passing.unit_name(item), "")
+        place = PartId(passed_unit_name(item), "")
         parts, units = self._parts.setdefault(host, {}), self._units.setdefault(host, {})
         held = parts.pop(place, None)
         units.pop(place.unit, None)
-        wanted = _passed_part(self._state, self._allocations, host, item.ref)
+        wanted = self._passing.unit(item.ref, host)
         if wanted is not None:
             parts[place] = units[place.unit] = wanted
         return held is not None or wanted is not None
@@ -153,10 +157,6 @@ def _all_parts(state: State, allocations: Allocations, host: HostId) -> dict[Par
             if attachment.end.gateway in state.gateways[host.cluster]:
                 made = _entries(node.base(state, allocations, attachment, known), _because(attachment, known))
                 parts[PartId(unit_name(attachment), "")] = made
-    if known is not None:
-        for item in state.passing[host.cluster].values():
-            if (passed := _passed_part(state, allocations, host, item.ref)) is not None:
-                parts[PartId(passing.unit_name(item), "")] = passed
     attachment_here = state.attachments[host.cluster].get(host.name)
     if isinstance(known, Gateway) and attachment_here is not None:
         sources = [
@@ -182,14 +182,6 @@ def _gateway_part(state: State, allocations: Allocations, attachment: Attachment
             keys = [state.keys[host].ref for host in (attachment.host, attachment.far_host) if host in state.keys]
             return _entries(gateway.base(state, allocations, attachment), _because(attachment), keys)
     return SummedUnit({}, 0)
-
-
-def _passed_part(state: State, allocations: Allocations, host: HostId, ref: str) -> Part | None:
-    """What a pass-through object puts on a host; None when it is not there or does not select the host."""
-    known, item = state.host(host), state.passing[host.cluster].get(ref)
-    if known is None or item is None or not passing.selected(item.hosts, known, state):
-        return None
-    return _entries(passing.objects(item, host, state, allocations), passing.because(item, known, state))
 
 
 def _because(attachment: Attachment, *more: Topology) -> tuple[str, ...]:

@@ -12,32 +12,67 @@ from typing import Any, NamedTuple
 
 from schemas.firewall import FirewallConfiguration
 from schemas.objects import HostSelector, PassThrough
-from schemas.plan import PlanObject
+from schemas.plan import Entry, PlanObject, SummedUnit
 from schemas.topology import Gateway, Node
 from services.planner.allocate import Allocations
 from services.planner.compile import firewall
+from services.planner.compile.facts import Facts
 from services.planner.state import HostId, State
-
-Build = Callable[[Any, HostId, State, Allocations], Iterator[PlanObject]]
 
 
 class _Builder(NamedTuple):
-    """The first word of a kind's units, and what makes a host's objects of an object of the kind."""
+    """The first word of a kind's units, what an object of the kind looks at on a host, and what it is where that is known."""
 
     word: str
-    build: Build
+    facts: Callable[[Any, HostId, State, Allocations], Facts]
+    build: Callable[[Any, Facts], Iterator[PlanObject]]
 
 
-_BUILDERS: dict[type[PassThrough], _Builder] = {FirewallConfiguration: _Builder("firewall", firewall.build)}
+_BUILDERS: dict[type[PassThrough], _Builder] = {FirewallConfiguration: _Builder("firewall", firewall.facts, firewall.build)}
+
+
+class _Made(NamedTuple):
+    """The units that were made of an object, by facts."""
+
+    item: PassThrough
+    units: dict[Facts, SummedUnit]
+
+
+class Passing:
+    """The units of pass-through objects. Hosts of equal facts share them: a long list costs a thousand hosts what it costs one."""
+
+    def __init__(self, state: State, allocations: Allocations) -> None:
+        self._state = state
+        self._allocations = allocations
+        self._made: dict[str, _Made] = {}
+
+    def unit(self, ref: str, host: HostId) -> SummedUnit | None:
+        """What an object puts on a host; None when it is not there or does not select the host."""
+        known, item = self._state.host(host), self._state.passing[host.cluster].get(ref)
+        if item is None:
+            self._made.pop(ref, None)
+            return None
+        if known is None or not selected(item.hosts, known, self._state):
+            return None
+        builder = _BUILDERS[type(item)]
+        facts = builder.facts(item, host, self._state, self._allocations)
+        made = self._made.get(ref)
+        if made is None or made.item is not item:
+            made = self._made[ref] = _Made(item, {})
+        if facts not in made.units:
+            because = tuple(sorted((item.ref, *facts.because)))
+            made.units[facts] = SummedUnit.of(Entry(found, because) for found in builder.build(item, facts))
+        return made.units[facts]
+
+    def units(self, host: HostId) -> Iterator[tuple[str, SummedUnit]]:
+        """All units of a host, by name."""
+        for item in self._state.passing[host.cluster].values():
+            if (unit := self.unit(item.ref, host)) is not None:
+                yield unit_name(item), unit
 
 
 def unit_name(item: PassThrough) -> str:
     return f"{_BUILDERS[type(item)].word}/{item.cluster}/{item.name}"
-
-
-def objects(item: PassThrough, host: HostId, state: State, allocations: Allocations) -> Iterator[PlanObject]:
-    """What the object is on a host that it selects."""
-    return _BUILDERS[type(item)].build(item, host, state, allocations)
 
 
 def selected(selector: HostSelector, host: Node | Gateway, state: State) -> bool:
@@ -51,12 +86,6 @@ def selects(selector: HostSelector, host: Node | Gateway, peerings: Container[st
     by_name = not selector.names or any(fnmatchcase(host.name, pattern) for pattern in selector.names)
     by_peering = selector.peering is None or selector.peering in peerings
     return by_name and by_peering and selector.role in (None, role)
-
-
-def because(item: PassThrough, host: Node | Gateway, state: State) -> tuple[str, ...]:
-    """The topology objects that a host's objects come from."""
-    serves = state.attachments[host.cluster].get(host.name)
-    return (item.ref, host.ref, *([serves.peering.ref] if serves is not None and isinstance(host, Gateway) else []))
 
 
 def _peerings(host: Node | Gateway, state: State) -> set[str]:

@@ -63,7 +63,19 @@ def test_every_configuration_is_a_unit_with_a_table() -> None:
     units = {name: unit for name, unit in plan.units.items() if name.startswith("firewall/")}
     assert units.keys() == {UNIT, "firewall/rome/other"}
     assert not set(units[UNIT]) & set(units["firewall/rome/other"])
-    assert {entry.because for entry in units[UNIT].values()} == {("FirewallConfiguration/rome/test", "Node/rome/worker-1")}
+    assert {entry.because for entry in units[UNIT].values()} == {("FirewallConfiguration/rome/test",)}
+
+
+def test_hosts_that_hold_the_same_share_it() -> None:
+    """A long list is made into a plan once, not for each host; with tunnels in it, once for each host that has others."""
+    core = settled_core(one_chain(DROPPING), one_chain(rule(match("outInterface", "@tunnels")), name="tunnels"))
+    first, second = (
+        core._compiler._passing.unit("FirewallConfiguration/rome/test", HostId("rome", name)) for name in ("worker-1", "gateway")
+    )
+    assert first is second
+    named = [core.published[HostId("rome", name)].units["firewall/rome/tunnels"] for name in ("worker-1", "gateway")]
+    assert {entry.because for entry in named[0].values()} == {("FirewallConfiguration/rome/tunnels",)}
+    assert {entry.because for entry in named[1].values()} == {("FirewallConfiguration/rome/tunnels", "Peering/rome/rome-milan")}
 
 
 def test_order_is_added_to_priorities() -> None:

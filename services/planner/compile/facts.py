@@ -1,0 +1,28 @@
+"""What a pass-through object's form on a host can depend on besides the object itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from services.planner import names
+from services.planner.allocate import Allocations, peering_id
+from services.planner.state import HostId, State
+
+
+class Facts(NamedTuple):
+    """Hosts of equal facts hold the same of an object. `because` names the topology objects that the facts come from."""
+
+    tunnels: tuple[str, ...] = ()
+    because: tuple[str, ...] = ()
+
+
+NO_FACTS = Facts()
+
+
+def tunnels(host: HostId, state: State, allocations: Allocations) -> Facts:
+    """The tunnel links that a host has, while they are rolled out too; only the gateway of a peering has some."""
+    attachment = state.attachments[host.cluster].get(host.name)
+    if attachment is None:
+        return NO_FACTS
+    devices = allocations.rollout(peering_id(attachment)).devices(attachment.place)
+    return Facts(tuple(names.tunnel_link(index) for index in range(devices)), (attachment.peering.ref,))
