@@ -102,3 +102,16 @@ def dual_stack(**changes: dict[str, object]) -> list[Topology]:
     names = {item.ref.replace("/", "_").replace("-", "_"): item for item in items}
     assert changes.keys() <= names.keys()
     return [replace(item, **changes.get(name, {})) for name, item in names.items()]
+
+
+def without_ipv4(item: Topology) -> Topology:
+    """The object with its IPv6 addresses and prefixes only."""
+
+    def kept(value: object) -> object:
+        if isinstance(value, tuple) and value and isinstance(value[0], Prefix | Address):
+            return tuple(part for part in value if part.family == 6)
+        if isinstance(value, tuple) and value and isinstance(value[0], PeeringEnd):
+            return tuple(replace(end, **{name: kept(getattr(end, name)) for name in ("remap_pods", "remap_external")}) for end in value)
+        return value
+
+    return replace(item, **{name: kept(getattr(item, name)) for name in item.__struct_fields__})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from schemas.plan import HostPlan, NftChain, PolicyRule, Route, VxlanLink, WireguardLink, WireguardPeer, diff_units, digest_of, unit_digest
-from schemas.topology import Peering, PeeringEnd, Topology
+from schemas.topology import Peering, Topology
 from schemas.values import Address, Endpoint, Prefix
 from services.cli.files import load
 from services.cli.render import plan_text
@@ -35,6 +35,7 @@ from tests.topologies import (
     settled_plans,
     tell,
     two_clusters,
+    without_ipv4,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -129,19 +130,6 @@ def test_ipv6_alone() -> None:
         assert "10." not in text
         assert "172." not in text
         assert "ipv4" not in text
-
-
-def without_ipv4(item: Topology) -> Topology:
-    """The object with its IPv6 addresses and prefixes only."""
-
-    def kept(value: object) -> object:
-        if isinstance(value, tuple) and value and isinstance(value[0], Prefix | Address):
-            return tuple(part for part in value if part.family == 6)
-        if isinstance(value, tuple) and value and isinstance(value[0], PeeringEnd):
-            return tuple(replace(end, **{name: kept(getattr(end, name)) for name in ("remap_pods", "remap_external")}) for end in value)
-        return value
-
-    return replace(item, **{name: kept(getattr(item, name)) for name in item.__struct_fields__})
 
 
 def test_one_route_per_node_and_prefix() -> None:
