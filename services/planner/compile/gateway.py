@@ -98,10 +98,13 @@ def pod(state: State, allocations: Allocations, attachment: Attachment, item: Po
     owner = state.nodes[item.cluster].get(item.node)
     if owner is None:
         return
+    strays = [address for address in item.addresses if not any(prefix.covers(address) for prefix in owner.pod_prefixes)]
+    if not strays:
+        return
     cluster, number = state.clusters[item.cluster], allocations.number(HostId(item.cluster, item.node))
     families = carried(state, attachment.peering)
-    for address in item.addresses:
-        if address.family in families and not any(prefix.covers(address) for prefix in owner.pod_prefixes):
+    for address in strays:
+        if address.family in families:
             hop = NextHop(names.overlay_link(item.node), overlay_address(cluster, number, address.family), onlink=True)
             yield Route(layout.INCOMING_TABLE, address.host_prefix, hops=(hop,))
 
