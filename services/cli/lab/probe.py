@@ -100,7 +100,7 @@ async def _check(probe: Probe, ports: dict[Place, int]) -> Check:
         ask = _ask_udp if probe.protocol == "udp" else _ask_tcp
         source = next(address for address in probe.client.addresses if address.family == probe.family)
         seen = await ask(_namespace(probe.client), (source, walk.dial, port))
-    except MeshmarkError as error:
+    except (MeshmarkError, OSError) as error:  # the latter from a pod that is being made: its address is not there yet
         return Check(probe.name, ok=False, detail=str(error))
     except KeyError:
         return Check(probe.name, ok=False, detail=f"no network namespace {_namespace(probe.server)}")
