@@ -16,8 +16,9 @@ class Repair(Struct, frozen=True):
 class Settled(Struct, frozen=True):
     """Answer to verb ``settle``, given while no turn is under way: turns since the applier started, and the digest of each unit it holds.
 
-    Two equal answers have no turn between them.
+    `withdrawn` are the links of dead tunnels, whose hops the held routes lack. Two equal answers have no turn between them.
     """
 
     turns: int
     held: dict[str, str]
+    withdrawn: tuple[str, ...] = ()

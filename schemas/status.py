@@ -45,6 +45,30 @@ class Capabilities(Struct, **_REPORT):
     wireguard: Literal["kernel", "userspace", "none"] = "none"
 
 
+class DeadTunnel(Struct, **_REPORT):
+    """A tunnel that carries nothing as far as the host can tell, since when (Unix time), and why it thinks so."""
+
+    link: str
+    since_s: float
+    reason: str
+
+
+class TunnelHealth(Struct, **_REPORT):
+    """What a host makes of its tunnels. Routes are without the hops through `withdrawn` ones; that is no drift.
+
+    `dead` are the tunnels when all of them are: their hops stay. `judged_by` is ``handshake`` where the host may not send probes.
+    """
+
+    judged_by: Literal["echo", "handshake"] = "echo"
+    withdrawn: tuple[DeadTunnel, ...] = ()
+    dead: tuple[DeadTunnel, ...] = ()
+
+    @property
+    def links(self) -> frozenset[str]:
+        """The links of the withdrawn tunnels."""
+        return frozenset(tunnel.link for tunnel in self.withdrawn)
+
+
 class ApplyReport(Struct, **_REPORT):
     """The state of one host after the applier's last turn."""
 
@@ -56,6 +80,7 @@ class ApplyReport(Struct, **_REPORT):
     operations: int = 0
     timings: Timings = Timings()
     capabilities: Capabilities = Capabilities()
+    tunnels: TunnelHealth = TunnelHealth()
 
     @property
     def outcome(self) -> Outcome:

@@ -80,6 +80,10 @@ class SilentKernel:
     def marker(self) -> Marker | None:
         return None
 
+    def handshake_s(self, link: str) -> float:
+        del link
+        return 0.0
+
     def flows(self) -> Iterable[Flow]:
         return ()
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from msgspec import Struct
 
 from schemas.plan import HostPlan, Layer, PlanObject, Unit, WireguardLink, digest_of, unit_tag
-from schemas.status import ApplyReport, Outcome, Timings, UnitReport
+from schemas.status import ApplyReport, Outcome, Timings, TunnelHealth, UnitReport
+from schemas.withdrawals import without
+from services.applier.health import found_withdrawn
 from services.applier.steps import is_guard, order
 from services.applier.turn import STRAY, Failure, Result, Scope, Turn
 from services.kernel.port import ALL_LAYERS, Kernel
@@ -29,12 +31,20 @@ class Difference(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """A plan to apply, and which one it is."""
+    """A plan to apply, which one it is, and the tunnels that are dead: what is wanted is the plan without hops through withdrawn ones."""
 
     plan: HostPlan
     epoch: int
     generation: int
-    received_s: float = 0.0
+    received_s: float
+    tunnels: TunnelHealth
+
+    def objects(self) -> Mapping[str, PlanObject]:
+        return without(self.plan.objects(), self.tunnels.links)
+
+
+_ALL_WELL = TunnelHealth()
+_ROUTES: tuple[Layer, ...] = ("route",)
 
 
 class Applier:
@@ -45,12 +55,13 @@ class Applier:
         self._now = now
         self._held: dict[str, Unit] = {}
         self._leftovers: dict[str, PlanObject] = {}
+        self._tunnels = _ALL_WELL
         self._trusted = False
         self.failures: Mapping[str, Failure] = {}
 
-    def apply(self, plan: HostPlan, epoch: int, generation: int, received_s: float = 0.0) -> ApplyReport:
+    def apply(self, plan: HostPlan, epoch: int, generation: int, received_s: float = 0.0, tunnels: TunnelHealth = _ALL_WELL) -> ApplyReport:
         """Make one turn towards `plan` and report what came of it. Raises only what makes the kernel unreadable as a whole."""
-        wanted = Wanted(plan, epoch, generation, received_s)
+        wanted = Wanted(plan, epoch, generation, received_s, tunnels)
         if self._trusted:
             try:
                 return self._finish(wanted, self._from_memory(wanted), self._held)
@@ -58,9 +69,11 @@ class Applier:
                 self._trusted = False
         return self._apply_from_kernel(wanted, ALL_LAYERS)
 
-    def repair(self, plan: HostPlan, epoch: int, generation: int, leave: Collection[Layer] = ()) -> ApplyReport:
+    def repair(
+        self, plan: HostPlan, epoch: int, generation: int, leave: Collection[Layer] = (), tunnels: TunnelHealth = _ALL_WELL
+    ) -> ApplyReport:
         """Read the kernel and bring it back to `plan`, but for the layers of `leave`, which are not looked at."""
-        wanted = Wanted(plan, epoch, generation, self._now())
+        wanted = Wanted(plan, epoch, generation, self._now(), tunnels)
         self._trusted = False
         return self._apply_from_kernel(wanted, ALL_LAYERS - set(leave))
 
@@ -69,7 +82,7 @@ class Applier:
         self._trusted = False
         self._held = {}
         self.failures = {name: Failure("kernel", error) for name in plan.units} or {STRAY: Failure("kernel", error)}
-        return self._report(Wanted(plan, epoch, generation), Timings(reported_s=self._now()), 0)
+        return self._report(Wanted(plan, epoch, generation, 0.0, _ALL_WELL), Timings(reported_s=self._now()), 0)
 
     def stand(self, plan: HostPlan, epoch: int, generation: int, why: str) -> ApplyReport:
         """The report of a host that leaves `plan` alone and stays with what it holds, which is of `epoch` and `generation`.
@@ -86,7 +99,8 @@ class Applier:
             for name, (digest, count) in sorted((held or {STRAY: ("", 0)}).items())
         )
         capabilities = self._kernel.capabilities()
-        return ApplyReport(plan.cluster, plan.host, epoch, generation, units, 0, Timings(reported_s=self._now()), capabilities)
+        times = Timings(reported_s=self._now())
+        return ApplyReport(plan.cluster, plan.host, epoch, generation, units, 0, times, capabilities, self._tunnels)
 
     def uses_key(self) -> bool:
         """Whether a WireGuard device of ours is in the kernel, read now."""
@@ -96,10 +110,23 @@ class Applier:
         """The digest of each unit that the last turn left in the kernel."""
         return {name: digest_of(unit) for name, unit in self._held.items()}
 
-    def differences(self, plan: HostPlan) -> list[Difference]:
-        """Where the kernel differs from `plan`, read now."""
-        units = {key: name for name, unit in plan.units.items() for key in unit}
+    def withdrawn(self) -> tuple[str, ...]:
+        """The links whose hops the last turn left out of the routes, sorted."""
+        return tuple(sorted(self._tunnels.links))
+
+    def found_withdrawn(self, plan: HostPlan) -> frozenset[str]:
+        """The links whose hops an applier before this one has left out of the kernel's routes, read now."""
         objects = plan.objects()
+        return found_withdrawn(objects, self._kernel.read(objects, _ROUTES))
+
+    def handshakes(self, links: Collection[str]) -> dict[str, float]:
+        """When each of these tunnels last shook hands: Unix time, 0 for never."""
+        return {link: self._kernel.handshake_s(link) for link in links}
+
+    def differences(self, plan: HostPlan) -> list[Difference]:
+        """Where the kernel differs from `plan` without what is withdrawn, read now."""
+        units = {key: name for name, unit in plan.units.items() for key in unit}
+        objects = without(plan.objects(), self._tunnels.links)
         found = repairs(objects, self._kernel.reference(objects), self._kernel.read(objects))
         return [Difference(change.key, units.get(change.key, STRAY), _show(change.new), _show(change.old)) for change in found]
 
@@ -115,17 +142,26 @@ class Applier:
 
     def _from_memory(self, wanted: Wanted) -> Result:
         plan = wanted.plan
-        held = {**HostPlan(plan.cluster, plan.host, self._held).objects(), **self._leftovers}
+        held = {**without(HostPlan(plan.cluster, plan.host, self._held).objects(), self._tunnels.links), **self._leftovers}
         leaving = {key for name, unit in self._held.items() if name not in plan.units for key in unit}
         scope = Scope(
-            self._held, plan.units, wanted.epoch, wanted.generation, from_kernel=False, final=False, damaged=frozenset(), failures={}
+            self._held,
+            plan.units,
+            wanted.epoch,
+            wanted.generation,
+            from_kernel=False,
+            final=False,
+            damaged=frozenset(),
+            failures={},
+            withdrawn=self._tunnels.links,
         )
-        objects = plan.objects()
+        objects = wanted.objects()
         return Turn(self._kernel, scope, self._now).run(order(changes(held, objects), held, objects, leaving))
 
     def _from_kernel(self, wanted: Wanted, layers: Collection[Layer], *, final: bool) -> Result:
         plan = wanted.plan
-        objects = {key: item for key, item in plan.objects().items() if item.layer in layers}
+        whole = wanted.objects()
+        objects = {key: item for key, item in whole.items() if item.layer in layers}
         reference, failures = self._reference(plan, objects)
         given_up = {key for name in failures for key in plan.units[name]} - reference.keys()
         observed = {key: item for key, item in self._kernel.read(objects, layers).items() if key not in given_up}
@@ -144,7 +180,7 @@ class Applier:
             damaged=frozenset({*damaged, STRAY}),
             failures=failures,
         )
-        return Turn(self._kernel, scope, self._now).run(order(found, observed, plan.objects(), leaving))
+        return Turn(self._kernel, scope, self._now).run(order(found, observed, whole, leaving))
 
     def _reference(self, plan: HostPlan, objects: Mapping[str, PlanObject]) -> tuple[Observed, dict[str, Failure]]:
         """How the kernel would list `objects`, and the units of which it refuses to say."""
@@ -171,7 +207,9 @@ class Applier:
         # A unit that failed is what it was, whether it is still planned or not; after a turn from the kernel nobody knows what that is.
         self._held.update({name: held[name] for name in result.failures if name in held})
         self._leftovers = dict(result.leftovers)
-        known = bool(held) or not result.failures
+        # A unit that was put back to what it was lacks the hops of then, and no two units are told apart here.
+        known = (bool(held) and self._tunnels.links == wanted.tunnels.links) or not result.failures
+        self._tunnels = wanted.tunnels
         self._trusted = result.trusted and known and STRAY not in result.failures
         timings = Timings(wanted.received_s, result.staged_s, result.committed_s, result.connected_s, self._now())
         return self._report(wanted, timings, result.operations)
@@ -187,7 +225,9 @@ class Applier:
             reports.append(UnitReport(name, held, target, _outcome(failure), _explain(failure), objects))
         plan = wanted.plan
         capabilities = self._kernel.capabilities()
-        return ApplyReport(plan.cluster, plan.host, wanted.epoch, wanted.generation, tuple(reports), operations, timings, capabilities)
+        return ApplyReport(
+            plan.cluster, plan.host, wanted.epoch, wanted.generation, tuple(reports), operations, timings, capabilities, wanted.tunnels
+        )
 
 
 def _is_telling(item: Held) -> bool:

@@ -1,8 +1,8 @@
 """The applier's loop: plans and kernel events in; turns and reports out. One per host.
 
-One task follows the plan, one takes commands, one listens to the kernel for what waiting units wait for; all of them only note what is
-wanted and wake the one task that makes turns. A plan is acknowledged when it is received, because the snapshot is its durable form: a kill
-at any instant is followed by a turn against the kernel, which changes nothing that is right already.
+One task follows the plan, one takes commands, one listens to the kernel for what waiting units wait for, one watches the tunnels; all of
+them only note what is wanted and wake the one task that makes turns. A plan is acknowledged when it is received, because the snapshot is
+its durable form: a kill at any instant is followed by a turn against the kernel, which changes nothing that is right already.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from schemas.status import ApplyReport
 from schemas.values import Name
 from services.applier.core import Applier
 from services.applier.reports import Reporter
+from services.applier.watch import TunnelWatch
 from services.kernel.events import EventSource
 from services.kernel.linux import LinuxKernel
 from services.kernel.port import Kernel
@@ -73,6 +74,9 @@ class ApplierService:
         self._attempts = 0
         self._turn_ended_s = 0.0
         self._turns_made = 0
+        self._watch = TunnelWatch(
+            context.metrics, lambda links: self._in_thread(lambda: self._applier.handshakes(links)), self._tunnels_changed
+        )
         self._reporter = Reporter(context, lambda: self._in_thread(kernel.public_key), lambda: self._in_thread(self._applier.uses_key))
 
     async def run(self) -> None:
@@ -86,6 +90,7 @@ class ApplierService:
                     group.create_task(self._serve("repair", self._repair), name="repair"),
                     group.create_task(self._serve("diff", self._diff), name="diff"),
                     group.create_task(self._watch_kernel(), name="events"),
+                    group.create_task(self._watch.run(), name="tunnels"),
                 ]
                 group.create_task(self._reporter.run(), name="reports")  # ends by itself: nothing cuts a message short
                 await self._turns()
@@ -141,6 +146,10 @@ class ApplierService:
                 if waiting and event.layer in _WAKING_LAYERS and loop.time() > self._turn_ended_s + _ECHO_S:
                     self._wake.set()
 
+    def _tunnels_changed(self) -> None:
+        self._received_s = time.time()
+        self._wake.set()
+
     # Turns ---------------------------------------------------------------------------------------------------------------------------
 
     async def _turns(self) -> None:
@@ -160,13 +169,14 @@ class ApplierService:
         plan, epoch, generation, received_s = current.plan, current.epoch, current.generation, self._received_s
         # A layer is left alone only when everybody who asks says so.
         leave = set.intersection(*(set(request.repair.leave) for request in requests)) if requests else set()
+        tunnels = self._watch.follow(plan, () if self._watch.started else await self._found_withdrawn(plan))
 
         def work() -> ApplyReport:
             self._turns_made += 1
             try:
                 if requests:
-                    return self._applier.repair(plan, epoch, generation, leave)
-                return self._applier.apply(plan, epoch, generation, received_s)
+                    return self._applier.repair(plan, epoch, generation, leave, tunnels)
+                return self._applier.apply(plan, epoch, generation, received_s, tunnels)
             except MeshmarkError as error:
                 return self._applier.refuse(plan, epoch, generation, error)
 
@@ -183,6 +193,14 @@ class ApplierService:
         log = _log.info if report.outcome == "applied" else _log.warning
         log("applied", generation=report.generation, outcome=report.outcome, operations=report.operations)
         return report
+
+    async def _found_withdrawn(self, plan: HostPlan) -> frozenset[str]:
+        """Tunnels that an applier before this one found dead: they stay withdrawn until they have proved that they work."""
+        try:
+            return await self._in_thread(lambda: self._applier.found_withdrawn(plan))
+        except MeshmarkError as error:
+            _log.warning("unreadable", layers=("route",), error=str(error))
+            return frozenset()
 
     async def _next_turn(self) -> bool:
         """Wait for a reason to make a turn: something new, a retry that is due, or (False) the end."""
@@ -228,7 +246,7 @@ class ApplierService:
 
     async def _settle(self, _: bytes) -> bytes:
         """Answer once no turn is under way: the kernel's thread takes one work after the other."""
-        return codec.encode(await self._in_thread(lambda: Settled(self._turns_made, self._applier.held())))
+        return codec.encode(await self._in_thread(lambda: Settled(self._turns_made, self._applier.held(), self._applier.withdrawn())))
 
     async def _diff(self, _: bytes) -> bytes:
         """Answer with the differences between kernel and plan, read now; at most 500."""

@@ -13,6 +13,7 @@ import structlog
 from msgspec import Struct
 
 from schemas.plan import PlanObject, Unit, digest_of, unit_tag
+from schemas.withdrawals import without
 from services.applier.flows import stale_flows, touches_nat
 from services.applier.steps import Steps, is_guard, order
 from services.kernel.port import Kernel
@@ -52,7 +53,8 @@ class Scope(Struct, frozen=True):
 
     `from_kernel` says that the changes come from reading the kernel and not from memory. With `final`, a batch that does not fit or whose
     answer is lost is a failure, and no reason to read the kernel and try again. `damaged` units were found in the kernel in part: there is
-    no old version to go back to, so they are brought as far as they can be, and what is missing of them stays drift.
+    no old version to go back to, so they are brought as far as they can be, and what is missing of them stays drift. `withdrawn` are the
+    links whose hops the held routes lack.
     """
 
     held: Mapping[str, Unit]
@@ -63,6 +65,7 @@ class Scope(Struct, frozen=True):
     final: bool
     damaged: frozenset[str]
     failures: Mapping[str, Failure]
+    withdrawn: frozenset[str] = frozenset()
 
 
 class Turn:
@@ -209,8 +212,9 @@ class Turn:
             self._trusted = False
             _log.warning("undo_failed", error=str(error))
 
-    def _held_objects(self) -> dict[str, PlanObject]:
-        return {key: entry.object for unit in self._scope.held.values() for key, entry in unit.items()}
+    def _held_objects(self) -> Mapping[str, PlanObject]:
+        held = {key: entry.object for unit in self._scope.held.values() for key, entry in unit.items()}
+        return without(held, self._scope.withdrawn)
 
     def _is_off(self, change: Change) -> bool:
         """True when every unit of the change has failed and is to be what it was."""

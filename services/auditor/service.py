@@ -1,8 +1,8 @@
 """The auditor's loop: kernel events and a periodic pass in; drift events and repair requests out. One per host.
 
 It shares nothing with the applier but the plan on NATS and the kernel's own marker. A difference is told only when the applier (if there
-is one) made no turn while it was seen. Repairs are asked for over a local socket, and events wait for a broker that is away: what cuts the
-host off from NATS is repaired all the same.
+is one) made no turn while it was seen, and is one to the plan without the hops of tunnels that the applier has withdrawn. Repairs are
+asked for over a local socket, and events wait for a broker that is away: what cuts the host off from NATS is repaired all the same.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from schemas import codec, subjects
 from schemas.commands import Repair, Settled
 from schemas.drift import DriftEvent, DriftLayer, Suspect
 from schemas.status import ApplyReport
+from schemas.withdrawals import without
 from services.auditor.compare import LAYERS, Finding, View, compare
 from services.auditor.ledger import Ledger
 from services.kernel.events import EventSource, KernelEvent
@@ -62,6 +63,7 @@ class AuditorService:
         self._untold: deque[DriftEvent] = deque(maxlen=_EVENTS_MAX)
         self._told = asyncio.Event()
         self._repair_due_s: float | None = None
+        self._withdrawn: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Audit until told to stop."""
@@ -143,6 +145,7 @@ class AuditorService:
         """Look while the applier makes no turn; None when it makes one each time, or when a layer cannot be read."""
         for _ in range(_LOOKS_MAX):
             before = await self._settled()
+            self._withdrawn = (before or await self._last_said()).withdrawn
             findings = await self._look(current, layers)
             if not findings or await self._settled() == before:
                 return findings
@@ -151,10 +154,10 @@ class AuditorService:
 
     async def _look(self, current: Update, layers: tuple[DriftLayer, ...]) -> list[Finding] | None:
         """Compare now; None when a layer cannot be read, which is told as ``unknown``."""
-        plan = current.plan
+        plan, withdrawn = current.plan, self._withdrawn
 
         def look() -> View:
-            wanted = {key: item for key, item in plan.objects().items() if item.layer in layers}
+            wanted = {key: item for key, item in without(plan.objects(), withdrawn).items() if item.layer in layers}
             marker = self._kernel.marker()
             return View(self._kernel.reference(wanted), self._kernel.read(wanted, layers), marker, {})
 
@@ -183,16 +186,19 @@ class AuditorService:
 
     async def _held(self) -> Mapping[str, str]:
         """Which digest of each unit the applier says that it holds, or, where it is not there, last said."""
-        settled = await self._settled()
-        if settled is not None:
-            return settled.held
+        return (await self._settled() or await self._last_said()).held
+
+    async def _last_said(self) -> Settled:
+        """What an applier that is not there said last; as far as that cannot be heard, what it told this auditor."""
         try:
             message = await self._broker.last("STATUS", subjects.status(self._cluster, self._host))
             report = codec.decode(message.data, ApplyReport) if message else None
         except (MeshmarkError, codec.DecodeError) as error:
             _log.info("no_report", error=str(error))
-            return {}
-        return {unit.unit: unit.held for unit in report.units} if report else {}
+            return Settled(0, {}, self._withdrawn)
+        if report is None:
+            return Settled(0, {}, self._withdrawn)
+        return Settled(0, {unit.unit: unit.held for unit in report.units}, tuple(sorted(report.tunnels.links)))
 
     async def _repair(self, current: Update) -> None:
         """Ask the applier to repair what the policy says, at once or, where it is contested, later and later."""

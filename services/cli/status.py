@@ -11,7 +11,7 @@ from msgspec import Struct
 from rich.markup import escape
 
 from schemas.plan import SnapshotHead
-from schemas.status import ApplyReport, Timings, UnitReport
+from schemas.status import ApplyReport, Timings, TunnelHealth, UnitReport
 from schemas.values import wire_name
 from services.cli import records
 from services.cli.accept import summary
@@ -85,6 +85,8 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
 
     A planner that holds plans back, because too much would go at once, is said to be frozen; see `meshmark accept`.
 
+    A tunnel that is dead leaves the routes, and is named: the host holds its plan all the same.
+
     The exit code is 2 unless every host (or HOST) holds its newest plan and nothing is held back. A host that is to hold nothing does not
     count.
 
@@ -122,7 +124,14 @@ def _row(one: Standing) -> tuple[str, ...]:
     count = len(one.report.units)
     units = "removed" if one.state == "gone" else f"{count} unit{'' if count == 1 else 's'}"
     held = _number(one.held_generation)
-    return (name, _coloured(one.state), held, wanted, one.report.capabilities.wireguard, escape(errors or units))
+    what = "; ".join((errors or units, *_dead(one.report.tunnels)))
+    return (name, _coloured(one.state), held, wanted, one.report.capabilities.wireguard, escape(what))
+
+
+def _dead(tunnels: TunnelHealth) -> list[str]:
+    """What to say of tunnels that do not work."""
+    found = [f"tunnel {item.link} withdrawn since {_utc(item.since_s)}: {item.reason}" for item in tunnels.withdrawn]
+    return found + [f"tunnel {item.link} dead as all are since {_utc(item.since_s)}: {item.reason}" for item in tunnels.dead]
 
 
 def _show_one(one: Standing) -> None:
@@ -133,6 +142,10 @@ def _show_one(one: Standing) -> None:
         has = one.report.capabilities
         console.print(escape(f"  kernel      {has.kernel or '-'}, nftables {has.nftables or '-'}, WireGuard {has.wireguard}"))
         console.print(f"  last turn   {_operations(one.report.operations)}; {_times(one.report.timings)}")
+        if one.report.tunnels.judged_by == "handshake":
+            console.print("  tunnels     judged by handshakes only: no right to send probes (sysctl net/ipv4/ping_group_range)")
+        for line in _dead(one.report.tunnels):
+            console.print(escape(f"  {line}"))
     reported = {unit.unit: unit for unit in one.report.units} if one.report else {}
     names = sorted(reported.keys() | one.wanted_units.keys())
     if names:
@@ -152,9 +165,12 @@ def _unit_row(name: str, reported: UnitReport | None, wanted: str | None) -> tup
 def _times(timings: Timings) -> str:
     """When the turn was reported, and how long after the plan was received each step of it ended."""
     steps = {"staged": timings.staged_s, "committed": timings.committed_s, "connected": timings.connected_s, "reported": timings.reported_s}
-    reported = datetime.fromtimestamp(timings.reported_s, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
     after = [f"{step} after {at_s - timings.received_s:.3f} s" for step, at_s in steps.items() if at_s and timings.received_s]
-    return ", ".join((f"reported at {reported} UTC", *after)) if timings.reported_s else "no times"
+    return ", ".join((f"reported at {_utc(timings.reported_s)}", *after)) if timings.reported_s else "no times"
+
+
+def _utc(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC).isoformat(' ', 'seconds').removesuffix('+00:00')} UTC"
 
 
 def _operations(count: int) -> str:

@@ -49,6 +49,7 @@ class FakeHost:
     kept_sysctls: dict[str, str] = field(default_factory=dict)
     marker: Marker | None = None
     flows: list[Flow] = field(default_factory=list)
+    handshakes_s: dict[str, float] = field(default_factory=dict)
     private_key: bytes = bytes(range(32))
     wireguard: Literal["kernel", "userspace", "none"] = "kernel"
     commits: int = 0
@@ -110,6 +111,9 @@ class FakeKernel:
 
     def marker(self) -> Marker | None:
         return self.host.marker
+
+    def handshake_s(self, link: str) -> float:
+        return self.host.handshakes_s.get(link, 0.0) if f"link {link}" in self.host.objects else 0.0
 
     def flows(self) -> Iterable[Flow]:
         return list(self.host.flows)

@@ -132,6 +132,9 @@ class LinuxKernel:
     def marker(self) -> Marker | None:
         return self._engine.marker()
 
+    def handshake_s(self, link: str) -> float:
+        return self._wireguard.handshake_s(link)
+
     def flows(self) -> Iterable[Flow]:
         return self._conntrack.flows()
 

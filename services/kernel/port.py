@@ -83,6 +83,10 @@ class Kernel(Protocol):
         """Which plan the kernel says it holds."""
         ...
 
+    def handshake_s(self, link: str) -> float:
+        """Unix time of the last handshake of a WireGuard link with any of its peers; 0 for never, or for no such link of ours."""
+        ...
+
     def flows(self) -> Iterable[Flow]:
         """Connection-tracking entries of both families."""
         ...

@@ -100,6 +100,12 @@ class Wireguard:
                 found[item.key] = item
         return found
 
+    def handshake_s(self, link: str) -> float:
+        """Unix time of the last handshake with any peer of an own device, 0 for never and for no device."""
+        device = self._links.device(link)
+        state = self._state(device) if device is not None and device.is_own and device.kind in _KINDS else None
+        return max((peer.handshake_s for peer in state.peers.values()), default=0.0) if state else 0.0
+
     def write_link(self, change: Change) -> None:
         wanted = change.new
         if not isinstance(wanted, WireguardLink):

@@ -48,6 +48,8 @@ class Metrics:
         self.wanted_generation = self._gauge("wanted_generation", "Newest generation received")
         self.unit_outcomes = self._gauge("units", "Units of the plan, by the outcome of the last turn", "outcome")
         self.operations = self._counter("operations", "Kernel operations made")
+        self.tunnels = self._gauge("tunnels", "Tunnels by state: alive, withdrawn, or dead while all are", "state")
+        self.tunnel_transitions = self._counter("tunnel_transitions", "Tunnels that died or came back", "to")
         self.resyncs = self._counter("resyncs", "Full comparisons with the kernel or the snapshot", "why")
 
     def _auditor(self) -> None:

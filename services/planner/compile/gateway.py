@@ -45,6 +45,8 @@ _DROP = (Counter(), Verdict("drop"))
 _OVERLAY, _TUNNEL = f"{names.OVERLAY_LINK_PREFIX}*", f"{names.TUNNEL_LINK_PREFIX}*"
 _OUTGOING = Match("meta mark", (f"{layout.CLASS_OUTGOING:#x}",), mask=layout.CLASS_MASK)
 _INCOMING = Match("meta mark", (f"{layout.CLASS_INCOMING:#x}",), mask=layout.CLASS_MASK)
+_PROBING = Sysctl("net/ipv4/ping_group_range", "0 2147483647")
+"""Tunnels are probed by ICMP echo of either family, without a right to raw packets. These are all groups, as systemd and Docker have it."""
 _SYSCTLS = {
     IPV4: {
         FORWARDING[IPV4]: "1",
@@ -71,6 +73,7 @@ def base(state: State, allocations: Allocations, attachment: Attachment) -> Iter
     families = carried(state, attachment.peering)
     for family in families:
         yield from (Sysctl(name, value) for name, value in _SYSCTLS[family].items())
+    yield _PROBING
     yield from _guards(state, attachment, families)
     yield from (rule for family in families for rule in _rules(family))
     yield NftTable(table)
@@ -270,6 +273,7 @@ def _tunnels(state: State, allocations: Allocations, attachment: Attachment) -> 
             yield WireguardPeer(link, far.key, _endpoint(state, attachment, index), allowed, peering.keepalive_seconds)
     used = range(min(rollout.used, peering.tunnels))
     for family in families:
+        # By these the far end finds its way back to the tunnel that a probe came through, whatever hops the routes below have left.
         yield from (_tunnel_route(family, index) for index in used)
         hops = tuple(_tunnel_hop(attachment, family, index) for index in used)
         if hops:

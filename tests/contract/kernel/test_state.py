@@ -6,6 +6,7 @@ import pytest
 
 from schemas.plan import PlanObject, WireguardLink, unit_tag
 from services.kernel.transaction import Change, Marker, changes
+from tests.contract.kernel.gateway_plan import tunnel
 from tests.contract.kernel.machines import Machine, converge, differences, make
 
 MARKER = Marker(3, 17, {unit_tag("peering/rome/rome-milan"): "ab" * 16, unit_tag("other"): "cd" * 16})
@@ -107,6 +108,13 @@ def test_capabilities_name_the_kernel(machine: Machine) -> None:
     assert found.kernel
     assert found.nftables
     assert found.wireguard in ("kernel", "userspace", "none")
+
+
+def test_no_handshake_without_a_far_end(machine: Machine, plan: dict[str, PlanObject]) -> None:
+    """A tunnel that nobody answered has never shaken hands, and no more has a link that is not there or is none of WireGuard's."""
+    links = (tunnel(machine.tag), f"mo.{machine.tag}1", "lo", "mt.gone")
+    converge(machine.kernel, plan)
+    assert [machine.kernel.handshake_s(link) for link in links] == [0.0] * 4
 
 
 def test_no_flows_on_an_idle_host(machine: Machine) -> None:

@@ -89,6 +89,14 @@ def connected(machine: LinuxMachine, other: LinuxMachine) -> dict[str, PlanObjec
     return plans[0]
 
 
+def test_the_last_handshake_of_a_tunnel_is_known(machine: LinuxMachine, other: LinuxMachine) -> None:
+    """When two hosts have shaken hands, both know when."""
+    began_s = time.time()
+    connected(machine, other)
+    for host in (machine, other):
+        assert began_s - 1 <= host.kernel.handshake_s(tunnel(host.tag)) <= time.time()
+
+
 def test_a_packet_goes_through_a_tunnel(machine: LinuxMachine, other: LinuxMachine) -> None:
     """What one host sends into its tunnel arrives at the other's end of it, from the tunnel's address."""
     connected(machine, other)

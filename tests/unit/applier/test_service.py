@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import structlog
@@ -15,9 +15,11 @@ import structlog
 from schemas import codec
 from schemas.commands import Repair, Settled
 from schemas.epochs import first_epoch
-from schemas.plan import HostPlan, NftElement, PolicyRule, VxlanLink, WireguardLink, unit_tag
+from schemas.plan import HostPlan, NftElement, PolicyRule, Route, VxlanLink, WireguardLink, unit_tag
+from schemas.status import TunnelHealth
 from schemas.topology import PublicKey
-from services.applier import reports, service
+from services.applier import health, reports, service, watch
+from services.applier.health import Tunnel
 from services.applier.service import ApplierService
 from services.kernel.events import KernelEvent
 from services.kernel.fake import FakeHost, FakeKernel
@@ -29,12 +31,15 @@ from services.runtime.messages import Message
 from services.runtime.metrics import Metrics
 from services.runtime.service import Context
 from services.runtime.settings import Settings
-from tests.topologies import keys, settled_plans, two_clusters
+from tests.topologies import ROME_GATEWAY, keys, settled_plans, two_clusters
 from tests.unit.stubs import NODE, StubBroker, StubEvents
 
 PLAN = settled_plans([*two_clusters(), *keys()])[NODE]
 RULE = next(key for key, item in PLAN.objects().items() if isinstance(item, PolicyRule))
 ELEMENT = next(key for key, item in PLAN.objects().items() if isinstance(item, NftElement))
+GATEWAY_PLAN = settled_plans([*two_clusters(2, 3), *keys()])[ROME_GATEWAY]
+WIDER_PLAN = settled_plans([*two_clusters(2, 4), *keys()])[ROME_GATEWAY]
+CLASS_ROUTE = next(key for key, item in GATEWAY_PLAN.objects().items() if isinstance(item, Route) and len(item.hops) > 1)
 DEADLINE_S = 10.0
 
 
@@ -56,6 +61,95 @@ async def running(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel) -> AsyncI
     finally:
         stop.set()
         await task
+
+
+class StubProber:
+    """A far end that answers through the links of `answering`."""
+
+    answering: ClassVar[set[str]] = set()
+
+    def __init__(self) -> None:
+        self._asked: set[str] = set()
+
+    def send(self, tunnels: Iterable[Tunnel]) -> bool:
+        self._asked = {tunnel.link for tunnel in tunnels}
+        return True
+
+    def answered(self, _: Iterable[Tunnel]) -> set[str]:
+        return self._asked & self.answering
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def far_end(monkeypatch: pytest.MonkeyPatch) -> type[StubProber]:
+    """A far end whose every tunnel works, and rounds without a pause in between; time is rounds."""
+    monkeypatch.setattr(watch, "Prober", StubProber)
+    monkeypatch.setattr(watch, "PERIOD_S", 0.01)
+    StubProber.answering = {"mt.0", "mt.1", "mt.2"}
+    return StubProber
+
+
+async def test_a_dead_tunnel_is_withdrawn_without_the_broker(monkeypatch: pytest.MonkeyPatch, far_end: type[StubProber]) -> None:
+    """With NATS away a tunnel that dies leaves the routes and its auditor is told over the local socket; the report follows; a new plan
+    keeps the withdrawal, and so does the applier that comes after this one."""
+    kernel = FakeKernel(FakeHost())
+    empty = HostPlan(GATEWAY_PLAN.cluster, GATEWAY_PLAN.host, {})
+
+    async def until_links(*links: str) -> None:
+        while True:
+            item = kernel.host.objects.get(CLASS_ROUTE)
+            if isinstance(item, Route) and {hop.link for hop in item.hops} == set(links):
+                return
+            await asyncio.sleep(0.01)
+
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(GATEWAY_PLAN, 1)
+        broker.announce(empty, GATEWAY_PLAN, 1)
+        assert (await broker.reports.get()).tunnels == TunnelHealth()
+        await asyncio.sleep(0.05)
+        broker.away = asyncio.Event()
+        far_end.answering = {"mt.0", "mt.2"}
+        await until_links("mt.0", "mt.2")
+        settled = codec.decode(await neighbour.ask("settle"), Settled)
+        assert (settled.withdrawn, settled.held) == (("mt.1",), GATEWAY_PLAN.digests())
+        await neighbour.ask("repair")
+        await until_links("mt.0", "mt.2")
+        assert broker.reports.empty()
+        broker.away.set()
+        report = await broker.reports.get()
+        assert (report.outcome, [item.link for item in report.tunnels.withdrawn]) == ("applied", ["mt.1"])
+        assert report.tunnels.withdrawn[0].reason.startswith("no answer from 169.254.18.6 to")
+        broker.write(WIDER_PLAN, 2)
+        broker.announce(GATEWAY_PLAN, WIDER_PLAN, 2)
+        await until_links("mt.0", "mt.2", "mt.3")
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(WIDER_PLAN, 2)
+        broker.announce(empty, WIDER_PLAN, 2)
+        report = await broker.reports.get()
+        assert (report.operations, [item.link for item in report.tunnels.withdrawn]) == (0, ["mt.1"])
+        assert report.tunnels.withdrawn[0].reason == "found withdrawn at the start"
+
+
+async def test_a_tunnel_comes_back(monkeypatch: pytest.MonkeyPatch, far_end: type[StubProber]) -> None:
+    """Once it has answered for long enough its hop is in the routes again, and the report lists nothing."""
+    kernel = FakeKernel(FakeHost())
+    monkeypatch.setattr(health, "HOLD_FIRST_S", 0.1)
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(GATEWAY_PLAN, 1)
+        broker.announce(HostPlan(GATEWAY_PLAN.cluster, GATEWAY_PLAN.host, {}), GATEWAY_PLAN, 1)
+        await broker.reports.get()
+        await asyncio.sleep(0.05)
+        far_end.answering = set()
+        while len((await broker.reports.get()).tunnels.dead) < 3:
+            pass
+        far_end.answering = {"mt.0", "mt.2"}
+        while [item.link for item in (await broker.reports.get()).tunnels.withdrawn] != ["mt.1"]:
+            pass
+        far_end.answering = {"mt.0", "mt.1", "mt.2"}
+        while (await broker.reports.get()).tunnels != TunnelHealth():
+            pass
+        assert kernel.host.objects[CLASS_ROUTE] == GATEWAY_PLAN.objects()[CLASS_ROUTE]
 
 
 async def test_a_repair_before_the_first_plan_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

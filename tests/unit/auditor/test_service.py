@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
-from schemas import codec
+from schemas import codec, subjects
 from schemas.commands import Settled
-from schemas.plan import HostPlan, PolicyRule
+from schemas.plan import HostPlan, PolicyRule, Route
+from schemas.status import ApplyReport, DeadTunnel, TunnelHealth
+from schemas.values import Prefix
 from services.applier.core import Applier
 from services.auditor import service
 from services.auditor.service import AuditorService
@@ -25,9 +28,12 @@ from services.runtime.health import Readiness
 from services.runtime.metrics import Metrics
 from services.runtime.service import Context
 from services.runtime.settings import Settings
-from tests.topologies import keys, settled_plans, two_clusters
+from tests.topologies import ROME_GATEWAY, keys, settled_plans, two_clusters
 from tests.unit.stubs import NODE, StubBroker, StubEvents
 
+GATEWAY_PLAN = settled_plans([*two_clusters(2, 3), *keys()])[ROME_GATEWAY]
+CLASS_ROUTE = next(key for key, item in GATEWAY_PLAN.objects().items() if isinstance(item, Route) and len(item.hops) > 1)
+DEAD = TunnelHealth(withdrawn=(DeadTunnel("mt.1", 5.0, "no answer"),))
 PLAN = settled_plans([*two_clusters(), *keys()])[NODE]
 RULE = next(key for key, item in PLAN.objects().items() if isinstance(item, PolicyRule))
 EVENT = KernelEvent("rule", 0, None, overrun=False, kind="rule")
@@ -37,31 +43,34 @@ DEADLINE_S = 10.0
 class StubApplier:
     """Holds the plan, and repairs when it is asked; `during_settle` runs before each answer to ``settle``."""
 
-    def __init__(self, host: FakeHost) -> None:
+    def __init__(self, host: FakeHost, plan: HostPlan = PLAN, tunnels: TunnelHealth = TunnelHealth()) -> None:  # noqa: B008 - a value
         self.core = Applier(FakeKernel(host), lambda: 0.0)
+        self.plan, self.tunnels = plan, tunnels
         self.turns = 0
         self.repairs = 0
         self.repaired = asyncio.Event()
         self.during_settle: Callable[[], None] = lambda: None
-        self.apply(PLAN)
+        self.apply(plan)
 
     def apply(self, plan: HostPlan) -> None:
         self.turns += 1
-        self.core.repair(plan, 1, self.turns)
+        self.core.repair(plan, 1, self.turns, tunnels=self.tunnels)
 
     async def settle(self, _: bytes) -> bytes:
         self.during_settle()
-        return codec.encode(Settled(self.turns, self.core.held()))
+        return codec.encode(Settled(self.turns, self.core.held(), self.core.withdrawn()))
 
     async def repair(self, _: bytes) -> bytes:
         self.repairs += 1
-        self.apply(PLAN)
+        self.apply(self.plan)
         self.repaired.set()
         return b"{}"
 
 
 @contextlib.asynccontextmanager
-async def running(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel, applier: StubApplier | None) -> AsyncIterator[StubBroker]:
+async def running(
+    monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel, applier: StubApplier | None, plan: HostPlan = PLAN
+) -> AsyncIterator[StubBroker]:
     """The service while the body runs, from the moment that it knows the plan."""
     StubEvents.queue = asyncio.Queue()
     monkeypatch.setattr(service, "EventSource", StubEvents)
@@ -69,7 +78,7 @@ async def running(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel, applier: 
     monkeypatch.setattr(neighbour, "APPLIER", f"\0meshmark-test-{os.getpid()}")
     stop = asyncio.Event()
     broker: Any = StubBroker(stop)
-    broker.write(PLAN, 1)
+    broker.write(plan, 1)
     context = Context(Settings(cluster=NODE.cluster, host=NODE.name), broker, Metrics(), Readiness("auditor"), stop, structlog.get_logger())
     async with contextlib.AsyncExitStack() as stack:
         if applier is not None:
@@ -161,3 +170,43 @@ async def test_what_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -
         broken[0] = False
         assert {(await broker.drift.get()).state for _ in range(3)} == {"resolved"}
     assert applier.repairs == 0
+
+
+async def test_a_withdrawn_hop_is_no_drift_and_other_hops_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the applier has withdrawn lacks in silence; somebody's change of the same route is told, and repaired without the hop."""
+    host = FakeHost()
+    applier = StubApplier(host, GATEWAY_PLAN, DEAD)
+    withdrawn = host.objects[CLASS_ROUTE]
+    assert isinstance(withdrawn, Route)
+    async with running(monkeypatch, FakeKernel(host), applier, GATEWAY_PLAN) as broker:
+        host.objects[CLASS_ROUTE] = replace(withdrawn, hops=withdrawn.hops[:1])
+        StubEvents.queue.put_nowait(KernelEvent("route", 0, None, overrun=False, kind="route"))
+        told = [await broker.drift.get(), await broker.drift.get()]
+    assert [(event.key, event.state) for event in told] == [(CLASS_ROUTE, "raised"), (CLASS_ROUTE, "resolved")]
+    assert host.objects[CLASS_ROUTE] == withdrawn
+    assert applier.repairs == 1
+
+
+async def test_a_withdrawn_hop_that_is_put_back_by_hand_is_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traffic would be lost again: the route as the plan has it is a difference while the tunnel is withdrawn."""
+    host = FakeHost()
+    applier = StubApplier(host, GATEWAY_PLAN, DEAD)
+    async with running(monkeypatch, FakeKernel(host), applier, GATEWAY_PLAN) as broker:
+        host.objects[CLASS_ROUTE] = GATEWAY_PLAN.objects()[CLASS_ROUTE]
+        StubEvents.queue.put_nowait(KernelEvent("route", 0, None, overrun=False, kind="route"))
+        event = await broker.drift.get()
+        assert (event.key, event.state, "mt.1" in event.found, "mt.1" in event.wanted) == (CLASS_ROUTE, "raised", True, False)
+
+
+async def test_without_an_applier_its_last_report_says_what_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An applier that ended while a tunnel was withdrawn leaves no drift behind, and what differs besides is told."""
+    host = FakeHost()
+    report = Applier(FakeKernel(host), lambda: 0.0).apply(GATEWAY_PLAN, 1, 1, tunnels=DEAD)
+    assert isinstance(report, ApplyReport)
+    async with running(monkeypatch, FakeKernel(host), None, GATEWAY_PLAN) as broker:
+        broker.stored[subjects.status(*NODE)] = codec.encode(report)
+        host.objects["route 7001 192.0.2.0/24 3"] = Route(7001, Prefix("192.0.2.0/24"), "unreachable", 3)
+        StubEvents.queue.put_nowait(KernelEvent("route", 0, None, overrun=False, kind="route"))
+        event = await broker.drift.get()
+        assert (event.key, event.state) == ("route 7001 192.0.2.0/24 3", "raised")
+        assert broker.drift.empty()

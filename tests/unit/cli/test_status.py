@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from schemas.plan import HostPlan, digest_of
-from schemas.status import ApplyReport, Capabilities, Outcome, Timings, UnitReport
+from schemas.status import ApplyReport, Capabilities, DeadTunnel, Outcome, Timings, TunnelHealth, UnitReport
 from schemas.values import Name
 from services.cli.status import status
 from services.planner.state import HostId
@@ -136,3 +137,23 @@ async def test_a_unit_that_was_never_reported_is_shown(mesh: StubBroker, capsys:
 async def test_a_host_that_is_not_there_is_an_error(mesh: StubBroker):
     with pytest.raises(Permanent, match="no host rome/typo"):
         await status("rome/typo", nats=mesh)
+
+
+async def test_tunnels_that_are_withdrawn_are_shown_and_do_not_count(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    """The host holds its plan: the table and the page of the host say which tunnel is out, since when and why, and the code is 0."""
+    tunnels = TunnelHealth("handshake", withdrawn=(DeadTunnel("mt.1", 1_700_000_000.0, "no answer to 3 probes"),))
+    mesh.report(replace(report(PLANS[GATEWAY], 3), tunnels=tunnels))
+    for host in (None, "rome/gateway"):
+        assert await status(host, output="table", nats=mesh) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "tunnel mt.1 withdrawn since 2023-11-14 22:13:20 UTC: no answer to 3 probes" in printed
+    assert "no right to send probes" in printed
+    assert await status("rome/gateway", output="json", nats=mesh) == 0
+    told = json.loads(capsys.readouterr().out)["report"]["tunnels"]
+    assert told == {
+        "judgedBy": "handshake",
+        "withdrawn": [{"link": "mt.1", "sinceSeconds": 1_700_000_000.0, "reason": "no answer to 3 probes"}],
+    }
+    mesh.report(replace(report(PLANS[GATEWAY], 3), tunnels=TunnelHealth(dead=(DeadTunnel("mt.0", 1_700_000_000.0, "no handshake"),))))
+    assert await status("rome/gateway", output="table", nats=mesh) == 0
+    assert "tunnel mt.0 dead as all are since" in capsys.readouterr().out
