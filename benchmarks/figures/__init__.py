@@ -1,12 +1,13 @@
 """The figures, one file each, in the order in which they run: pure ones first. A new figure is a file here and a line below."""
 
-from benchmarks.figures import compile_change, event_to_kernel, lab_start, memory, rules_per_gateway
+from benchmarks.figures import compile_change, event_to_kernel, lab_start, memory, rules_per_gateway, tunnel_loss
 
 FIGURES = (
     rules_per_gateway.FIGURE,
     compile_change.FIGURE,
     event_to_kernel.FIGURE,
     memory.FIGURE,
+    tunnel_loss.FIGURE,
     lab_start.FIGURE,
 )
 """The registry."""

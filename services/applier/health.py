@@ -235,8 +235,9 @@ def tunnels_of(objects: Mapping[str, PlanObject]) -> list[Tunnel]:
     for item in objects.values():
         if isinstance(item, WireguardPeer | LinkAddress) and item.link in links:
             made[item.link].append(item)
-            if isinstance(item, LinkAddress) and item.length in _LINK_LENGTHS:
-                addresses.setdefault(item.link, item)
+            # One family is enough: the tunnel carries both or none. IPv4 where there is a choice.
+            if isinstance(item, LinkAddress) and item.length in _LINK_LENGTHS and (item.link not in addresses or ":" not in item.address):
+                addresses[item.link] = item
     return [Tunnel(name, item.address, _far(item), tuple(made[name])) for name, item in sorted(addresses.items())]
 
 

@@ -230,8 +230,8 @@ class Live:
     # Waiting -------------------------------------------------------------------------------------------------------------------------
 
     async def settled(self) -> None:
-        """Until every host reports that it holds the very plan that the admitted topology leads to once all rollouts have ended, and the
-        lab's hosts and pods are there."""
+        """Until every host reports that it holds the very plan that the admitted topology leads to once all rollouts have ended, with every
+        tunnel in use, and the lab's hosts and pods are there."""
         await eventually(self._is_settled, "every host holds its last plan", self._missing)
 
     async def carries(self) -> list[Check]:
@@ -332,7 +332,7 @@ class Live:
         if {UNDERLAY, *place.hosts, *place.pods} != namespaces.existing():
             return False
         return all(
-            {unit.unit: unit.held for unit in board.reports[host].units} == plan.digests()
+            {unit.unit: unit.held for unit in board.reports[host].units} == plan.digests() and not board.reports[host].tunnels.withdrawn
             for host, plan in self.plans().items()
             if plan.units or host in board.reports
         )
