@@ -242,7 +242,11 @@ def test_a_tunnel_of_ipv6_alone_is_probed_by_that() -> None:
     """Where a tunnel has addresses of both families, the IPv4 one is probed; where there is none, the IPv6 one."""
     link, route = WireguardLink("mt.0", 1, 1440), Route(7001, Prefix("10.61.0.0/16"), hops=(NextHop("mt.0"),))
     new, old = LinkAddress("mt.0", Address("fd00::5"), 126), LinkAddress("mt.0", Address("169.254.18.6"), 30)
-    for items, far in (((link, route, new), "fd00::6"), ((link, route, new, old), "169.254.18.5"), ((old, new, link, route), "169.254.18.5")):
+    for items, far in (
+        ((link, route, new), "fd00::6"),
+        ((link, route, new, old), "169.254.18.5"),
+        ((old, new, link, route), "169.254.18.5"),
+    ):
         (tunnel,) = tunnels_of({item.key: item for item in items})
         assert tunnel.far == far
 
