@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 
 from services.cli.lab import namespaces
 
-FLOWS = 120
-INTERVAL_S = 0.02
+FLOWS = 60
+INTERVAL_S = 0.1
 """Between two datagrams of a flow."""
 _NUMBER_BYTES = 4
 _ETH_P_ALL, _PACKET_OUTGOING = 3, 4
@@ -27,10 +27,22 @@ class Flows:
         self.sent_s: Mapping[int, list[float]] = {port: [] for port in ports}
         self.back: Mapping[int, set[int]] = {port: set() for port in ports}
 
-    def lost_s(self, port: int, since_s: float, until_s: float) -> list[float]:
-        """When those datagrams were sent, within these times, that did not come back."""
+    def lost(self, port: int, since_s: float, until_s: float) -> int:
+        """How many datagrams that were sent within these times did not come back."""
         back = self.back[port]
-        return [at_s for number, at_s in enumerate(self.sent_s[port]) if since_s <= at_s < until_s and number not in back]
+        return sum(since_s <= at_s < until_s and number not in back for number, at_s in enumerate(self.sent_s[port]))
+
+    def away_s(self, port: int, since_s: float) -> tuple[float, float] | None:
+        """When the first datagram since then was sent that did not come back, and the first one after it that did; None for no such two."""
+        back, first_s = self.back[port], 0.0
+        for number, at_s in enumerate(self.sent_s[port]):
+            if at_s < since_s or (not first_s and number in back):
+                continue
+            if not first_s:
+                first_s = at_s
+            elif number in back:
+                return first_s, at_s
+        return None
 
 
 @contextlib.asynccontextmanager
