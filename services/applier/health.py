@@ -247,19 +247,22 @@ def _far(item: LinkAddress) -> Address:
 
 
 def found_withdrawn(objects: Mapping[str, PlanObject], observed: Observed) -> frozenset[str]:
-    """Links that the kernel's routes lack where the plan has them among others, while the links' own routes are there.
+    """Links that no route of the kernel has where the plan has them among others, while the links' own routes are there.
 
-    That is what an applier leaves which has withdrawn them, and nobody else: a new tunnel lacks its own route as well.
+    That is what an applier leaves which has withdrawn them, and nobody else: a new tunnel lacks its own route as well, and a hop that
+    somebody took out of one route is in the others.
     """
     lacking: set[str] = set()
-    held: set[str] = set()
+    used: set[str] = set()
+    own: set[str] = set()
     for key, item in objects.items():
         found = observed.get(key)
         if not isinstance(item, Route) or not isinstance(found, Route):
             continue
         links, there = {hop.link for hop in item.hops}, {hop.link for hop in found.hops}
-        if len(links) > 1 and there < links:
+        if len(links) > 1:
             lacking |= links - there
-        elif len(links) == 1 and links == there:
-            held |= there
-    return frozenset(lacking & held)
+            used |= there
+        elif links == there:
+            own |= there
+    return frozenset((lacking - used) & own)

@@ -18,6 +18,7 @@ from tests.lab.conftest import EXAMPLES, Live, Mesh, Packet, connected, eventual
 from tests.lab.test_data_path import captures, pod_socket, syn_mss, too_large
 from tests.lab.test_fail_closed import stopped
 from tests.lab.test_plans import printed_is_held, scratch
+from tests.lab.test_tunnel_loss import GATEWAYS, blocked, withdrawn
 
 pytestmark = pytest.mark.privileged
 
@@ -96,7 +97,10 @@ async def test_ipv6_flows_spread_over_the_tunnels(both: Live) -> None:
             for flow in flows:
                 flow.sendto(b"x", (walk.dial, server.getsockname()[1]))
                 await asyncio.sleep(0.001)
-        await eventually(lambda: sum(len(found) for found in packets.values()) >= 3 * len(flows), "all datagrams pass the tunnels")
+        await eventually(
+            lambda: sum(packet.protocol == socket.IPPROTO_UDP for found in packets.values() for packet in found) >= 3 * len(flows),
+            "all datagrams pass the tunnels",
+        )
     used: dict[int, set[str]] = {}
     for link, found in packets.items():
         for packet in found:
@@ -229,6 +233,24 @@ async def test_what_is_printed_offline_is_what_the_lab_holds(both: Live, scratch
     """In both families, host by host, and the command finds no difference."""
     await printed_is_held(both.mesh, both, EXAMPLE, scratch)
     assert (await both.meshmark("plan", "--diff")).returncode == 0
+
+
+async def test_a_dead_tunnel_leaves_the_routes_of_both_families(both: Live) -> None:
+    """Cut, it is in no route of either gateway; pods reach each other in both families; uncut, all is as before, without drift."""
+    mesh = both.mesh
+    before = {host: mesh.own_state(host) for host in GATEWAYS}
+    told = len(both.board.drift)
+    with blocked(mesh, 1):
+        await eventually(lambda: set(map(tuple, withdrawn(both).values())) == {("mt.1",)}, "both ends report it withdrawn")
+        for host in GATEWAYS:
+            for family in ("-4", "-6"):
+                routes = mesh.run(host, "ip", family, "route", "show", "table", "7001")
+                assert routes.count("mt.1") == 1, "its own network's route is left"
+                assert routes.count("mt.0") > 1
+        await both.carries()
+    await eventually(lambda: not any(withdrawn(both).values()), "it is back", timeout_s=90)
+    assert {host: mesh.own_state(host) for host in GATEWAYS} == before
+    assert [(event.host, event.key, event.state) for event in both.board.drift[told:]] == []
 
 
 async def test_a_cluster_moves_to_an_underlay_of_ipv6_alone(both: Live) -> None:

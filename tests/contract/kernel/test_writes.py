@@ -18,6 +18,7 @@ from schemas.plan import (
     WireguardPeer,
 )
 from schemas.values import IPV6, Address, Endpoint, Mac, Prefix
+from schemas.withdrawals import without
 from services.kernel.port import Kernel
 from services.kernel.transaction import Change
 from services.runtime.errors import Conflict, Permanent, Waiting
@@ -205,6 +206,26 @@ def test_a_route_is_replaced_in_place(machine: Machine, plan: dict[str, PlanObje
     assert differences(machine.kernel, {**plan, dead.key: dead}) == []
     machine.kernel.write(Change(dead, None))
     assert dead.key not in machine.kernel.read(plan)
+
+
+def test_a_link_may_be_several_hops_of_a_route(machine: Machine, plan: dict[str, PlanObject]) -> None:
+    """Each keeps its place and its weight, as a route needs it that has lost a hop in its middle; IPv6 has each link once."""
+    converge(machine.kernel, plan)
+    four, six = plan["route 7001 10.200.0.0/16 0"], plan["route 7001 fd00:200::/32 1024"]
+    assert isinstance(four, Route)
+    assert isinstance(six, Route)
+    first, second = (NextHop(tunnel(machine.tag, number)) for number in (0, 1))
+    weighted = tuple(msgspec.structs.replace(hop, weight=weight) for hop, weight in ((second, 1), (first, 3), (second, 2)))
+    new = msgspec.structs.replace(four, hops=weighted)
+    machine.kernel.write(Change(four, new))
+    assert machine.kernel.read(plan)[new.key] == new
+    assert machine.kernel.reference({new.key: new}) == {new.key: new}
+    reduced = without({six.key: six}, {six.hops[0].link})[six.key]
+    machine.kernel.write(Change(six, reduced))
+    assert differences(machine.kernel, {**plan, new.key: new, six.key: reduced}) == []
+    machine.kernel.write(Change(reduced, six))
+    machine.kernel.write(Change(new, four))
+    assert differences(machine.kernel, plan) == []
 
 
 def test_an_ipv6_route_is_replaced_in_place(machine: Machine, plan: dict[str, PlanObject]) -> None:

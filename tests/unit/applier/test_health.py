@@ -268,6 +268,8 @@ def test_what_an_applier_before_has_withdrawn_is_recognised() -> None:
             observed[key] = replace(item, hops=(item.hops[0],))
     assert found_withdrawn(objects, objects) == frozenset()
     assert found_withdrawn(objects, observed) == {"mt.1", "mt.2"}
+    by_hand = next(key for key, item in objects.items() if isinstance(item, Route) and len(item.hops) > 1)
+    assert found_withdrawn(objects, {**objects, by_hand: observed[by_hand]}) == frozenset()
     del observed["route 7001 169.254.18.8/30 0"]
     assert found_withdrawn(objects, observed) == {"mt.1"}
     assert found_withdrawn(objects, {}) == frozenset()
