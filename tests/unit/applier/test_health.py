@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas.plan import LinkAddress, NextHop, Route, WireguardLink
-from schemas.values import Address, Prefix
+from schemas.plan import LinkAddress, NextHop, Route, WireguardLink, WireguardPeer
+from schemas.values import Address, Endpoint, Key, Prefix
 from services.applier.health import (
     GRACE_S,
     HANDSHAKE_MAX_S,
@@ -31,6 +31,7 @@ LINKS = ("mt.0", "mt.1", "mt.2")
 TUNNELS = [
     Tunnel(link, Address(f"169.254.18.{4 * number + 1}"), Address(f"169.254.18.{4 * number + 2}"), ()) for number, link in enumerate(LINKS)
 ]
+KEY = Key("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
 BEGAN_S, UNIX_S = 1000.0, 1_790_000_000.0
 
 
@@ -147,10 +148,19 @@ def test_an_end_that_never_answers_is_judged_by_handshakes() -> None:
     assert clock.steps(HOLD_FIRST_S + 1, (), {**fresh, "mt.1": again}) == ["mt.1 alive"]
 
 
+KEPT_ALIVE = [replace(tunnel, make=(WireguardPeer(tunnel.link, KEY, Endpoint("172.18.1.10:51840"), (), 25),)) for tunnel in TUNNELS]
+
+
+def test_an_idle_tunnel_without_probes_and_keepalive_is_not_judged() -> None:
+    """It does not shake hands since nobody sends anything: withdrawn, nobody ever would."""
+    clock = Clock()
+    assert clock.steps(2 * HANDSHAKE_MAX_S, (), {"mt.0": UNIX_S, "mt.1": 0.0, "mt.2": UNIX_S}, probing=False) == []
+
+
 @pytest.mark.parametrize("probing", [True, False])
 def test_a_tunnel_that_never_shook_hands_has_a_grace_period(probing: bool) -> None:
     """What was just made is used at once; without any handshake it is dead after a while, with or without probes."""
-    clock = Clock()
+    clock = Clock(KEPT_ALIVE)
     hands = {"mt.0": UNIX_S, "mt.1": 0.0, "mt.2": UNIX_S}
     assert clock.steps(GRACE_S - 1, (), hands, probing=probing) == []
     assert clock.steps(2, (), hands, probing=probing) == ["mt.1 dead"]
