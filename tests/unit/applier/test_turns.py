@@ -434,6 +434,13 @@ def test_a_dead_tunnel_leaves_the_class_routes_and_nothing_else() -> None:
     assert one.withdrawn() == ()
 
 
+def test_a_host_that_stands_says_what_is_withdrawn() -> None:
+    """One that leaves a plan alone reports what it holds, and so the tunnels whose hops it does not."""
+    one = applier(FakeHost())
+    one.apply(THREE, 1, 1, tunnels=dead("mt.1"))
+    assert one.stand(THREE, 1, 1, "another store").tunnels == dead("mt.1")
+
+
 def test_a_plan_that_changes_keeps_what_is_withdrawn() -> None:
     """A tunnel more, and a cold start, with one withdrawn: its hop is in no route at any time."""
     host = FakeHost()
