@@ -17,6 +17,7 @@ SESSION = f"{SESSION_VARIABLE}={uuid.uuid4().hex}".encode()
 NAMESPACE_PREFIX = "mm"
 DAEMONS = ("nats-server", "wireguard-go")
 SETTLE_S = 5.0  # what a test stopped may take this long to be gone
+REAL_KERNEL = Path(__file__).parent / "real_kernel"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +30,23 @@ def pytest_configure(config: pytest.Config) -> None:
     # Inherited by every process that a test starts: tells them from those of another run on this machine.
     os.environ[SESSION_VARIABLE] = SESSION.partition(b"=")[2].decode()
     config.stash[_BEFORE] = _left_behind()
+
+
+# --- the suite that boots a kernel ------------------------------------------------------------------------------------
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if collection_path == REAL_KERNEL and not _boots(config) else None
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return None if _boots(config) else "tests/real_kernel: left out, since it boots a machine; ./run test --suite real-kernel runs it"
+
+
+def _boots(config: pytest.Config) -> bool:
+    """Whether the suite was asked for, by its name or by a path of it."""
+    named = ((config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args)
+    return config.getoption("--suite") == "real-kernel" or any(path.is_relative_to(REAL_KERNEL) for path in named)
 
 
 # --- privileged tests -----------------------------------------------------------------------------------------------

@@ -20,6 +20,10 @@ from services.kernel.port import Kernel
 from services.kernel.transaction import Change, Marker, repairs
 
 _numbers = itertools.count()
+_ZERO = (
+    *(f"ipv4/{name}" for name in ("ip_forward", "fwmark_reflect", "fib_multipath_hash_policy")),
+    *(f"ipv6/{name}" for name in ("conf/all/forwarding", "conf/all/disable_ipv6", "conf/default/disable_ipv6", "fwmark_reflect")),
+)
 _ORDER = ("sysctl", "rule", "link", "address", "wireguard", "route")
 
 
@@ -32,6 +36,10 @@ class FakeMachine:
         self.tag = "x"
         self.host = FakeHost()
         self.kernel: Kernel = FakeKernel(self.host)
+
+    @property
+    def has_geneve(self) -> bool:
+        return self.host.geneve
 
     def restart(self) -> Kernel:
         self.kernel = FakeKernel(self.host)
@@ -71,13 +79,16 @@ class LinuxMachine:
         self._folder = folder
         subprocess.run(["ip", "netns", "add", self.namespace], check=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.namespace)
-        self._thread.submit(enter_network, Path("/run/netns") / self.namespace).result()
-        self.run("ip link set lo up; ip addr add fd00:18::1/64 dev lo nodad")
-        for name in ("ip_forward", "fwmark_reflect", "fib_multipath_hash_policy"):
-            self.run(f"sysctl -qw net.ipv4.{name}=0")  # a new namespace takes some values from the first one
-        for name in ("conf.all.forwarding", "conf.all.disable_ipv6", "conf.default.disable_ipv6", "fwmark_reflect"):
-            self.run(f"sysctl -qw net.ipv6.{name}=0")
+        self._thread.submit(self._settle_in).result()
         self.kernel: Kernel = self._make()
+
+    @property
+    def has_geneve(self) -> bool:
+        """Whether this kernel knows the kind, asked by making a link of it that does not stay."""
+        self.ip("link", "add", "probe", "type", "geneve", "id", "1", "remote", "127.0.0.1")
+        found = bool(self.ip("link", "show", "probe"))
+        self.ip("link", "del", "probe")
+        return found
 
     def restart(self) -> Kernel:
         self.kernel.close()
@@ -89,6 +100,11 @@ class LinuxMachine:
             ["ip", "netns", "exec", self.namespace, "sh", "-ec", command], check=False, capture_output=True, text=True, timeout=20
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def ip(self, *arguments: str, commands: str = "") -> str:
+        """What ``ip`` prints, or nothing when it fails; by one process: where starting programs is slow, that is what tests consist of."""
+        done = subprocess.run(["ip", "-n", self.namespace, *arguments], input=commands, check=False, capture_output=True, text=True)
         return done.stdout
 
     def add_foreign(self) -> None:
@@ -114,14 +130,20 @@ class LinuxMachine:
     def close(self) -> None:
         try:
             self.kernel.close()
-            links = [line.split(": ")[1].split("@")[0] for line in self.run("ip -o link").splitlines()]
-            for link in links:
-                if link.startswith(("mt.", "mo.")):
-                    self.run(f"ip link del {link} || true")
+            links = [line.split(": ")[1].split("@")[0] for line in self.ip("-o", "link").splitlines()]
+            own = [f"link del {link}" for link in links if link.startswith(("mt.", "mo."))]
+            self.ip("-force", "-batch", "-", commands="\n".join(own))
             self._wait_for_sockets()
         finally:
             self._thread.shutdown()
             subprocess.run(["ip", "netns", "del", self.namespace], check=False)
+
+    def _settle_in(self) -> None:
+        """Enter the namespace, and give it what a new one may have taken from the machine."""
+        enter_network(Path("/run/netns") / self.namespace)
+        for name in _ZERO:
+            Path("/proc/sys/net", name).write_text("0", encoding="ascii")
+        self.ip("-batch", "-", commands="link set lo up\naddr add fd00:18::1/64 dev lo nodad")
 
     def _wait_for_sockets(self) -> None:
         end = time.monotonic() + 5

@@ -1,0 +1,21 @@
+# What the guest runs: inside.sh FOLDER. One pytest for each file FOLDER/items.*, since each start of Python takes long under emulation.
+set -eu
+cd "$(dirname "$0")/../.."
+export PYTHONDONTWRITEBYTECODE=1 PATH="$PATH:/usr/sbin:/sbin"
+echo "the guest is up: $(uname -r)"
+modprobe -a wireguard geneve vxlan
+mkdir -p /run/netns
+
+# Each sees network namespaces of its own making only, and looks for what it left behind among those. A test that hangs fails alone: its limit
+# is below the one at which the guest is ended as a whole.
+each() {
+    MESHMARK_GUEST_RESULTS=$1/results.$2 unshare --mount sh -c 'mount -t tmpfs none /run/netns && exec "$@"' sh \
+        timeout 2700 .venv/bin/python -m pytest -p tests.real_kernel.report -p no:cacheprovider -q \
+        --basetemp "/run/tests.$2" --timeout 240 --timeout-method signal "@$1/items.$2" && code=0 || code=$?
+    echo "$code" >"$1/exit.$2"
+}
+
+for items in "$1"/items.*; do
+    each "$1" "${items##*.}" &
+done
+wait

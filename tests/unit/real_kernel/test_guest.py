@@ -1,0 +1,115 @@
+"""The guest of the suite real-kernel, with a script in the place of the emulated machine: results as they come, and an end in any case."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real_kernel import guest as module
+from tests.real_kernel.guest import INSIDE, Guest, GuestError, split
+
+FIRST, SECOND = "tests/contract/test_a.py::test_one", "tests/contract/test_a.py::test_two"
+REPORT = """printf '{"id": "%s", "outcome": "%s", "text": "%s", "seconds": 0.1}\\n'"""
+
+Boot = Callable[[str], Guest]
+
+
+@pytest.fixture
+def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Boot]:
+    """Start a guest whose machine is a script of the shell; it has the shared folder as $DIR. All are ended when the test is."""
+    started = []
+
+    def start(script: str) -> Guest:
+        folder = tmp_path / f"guest{len(started)}"
+        folder.mkdir()
+        program = tmp_path / f"vng{len(started)}"
+        program.write_text(f"#!/bin/sh\nDIR={folder}\n{script}\n", encoding="utf-8")
+        program.chmod(0o755)
+        monkeypatch.setattr(module, "VNG", program)
+        monkeypatch.setattr(module, "find_kernel", lambda: Path("/boot/vmlinuz-6.1"))
+        made = Guest(folder, [FIRST, SECOND])
+        started.append(made)
+        made.start()
+        return made
+
+    yield start
+    for made in started:
+        made.end()
+
+
+def processes(word: str) -> list[str]:
+    """The processes that have this word in their command."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:  # it ended meanwhile
+            continue
+    return [pid for pid in found if pid != str(os.getpid())]
+
+
+def test_results_come_while_the_guest_runs(boot: Boot) -> None:
+    """The first result is there before the guest has ended, a half-written line is none yet, and each has its outcome and text."""
+    made = boot(
+        f"""{REPORT} {FIRST} passed "" >$DIR/results.0; printf '{{"id": "{SECOND}", ' >$DIR/results.1
+        while [ ! -e $DIR/go ]; do sleep 0.05; done
+        printf '"outcome": "failed", "text": "no link", "seconds": 2}}\\n' >>$DIR/results.1; echo 0 >$DIR/exit.0; echo 1 >$DIR/exit.1"""
+    )
+    assert made.result(FIRST).outcome == "passed"
+    (made._folder / "go").touch()
+    assert (made.result(SECOND).outcome, made.result(SECOND).text) == ("failed", "no link")
+
+
+def test_a_guest_that_hangs_is_ended_and_its_last_words_are_told(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the limit every test that is to come fails with the console's last lines, at once, and no process of it is left."""
+    monkeypatch.setattr(module, "BOOT_S", 0.5)
+    made = boot("echo kernel panic; trap '' TERM; sleep 987654 & wait; wait")
+    monkeypatch.setattr(module, "_END_S", 0.5)
+    with pytest.raises(GuestError, match=r"said nothing for 0.5 s(.|\n)*kernel panic"):
+        made.result(FIRST)
+    before = time.monotonic()
+    with pytest.raises(GuestError, match="kernel panic"):
+        made.result(SECOND)
+    assert time.monotonic() < before + 1
+    assert processes("987654") == []
+
+
+def test_a_guest_that_ends_early_fails_what_it_did_not_run(boot: Boot) -> None:
+    """What it ran counts; the rest fails and says that the guest ended."""
+    made = boot(f'{REPORT} {FIRST} skipped "no such thing" >$DIR/results.0; echo bye')
+    assert made.result(FIRST).text == "no such thing"
+    with pytest.raises(GuestError, match=r"ended before this test(.|\n)*bye"):
+        made.result(SECOND)
+
+
+def test_a_run_that_complains_though_its_tests_passed_is_told(boot: Boot) -> None:
+    """The exit code of the pytest inside counts too: it is not zero when something was left behind."""
+    made = boot(
+        f"{REPORT} {FIRST} passed '' >$DIR/results.0; {REPORT} {SECOND} passed '' >>$DIR/results.0\n"
+        "echo left behind: mm-test; echo 0 >$DIR/exit.0; echo 1 >$DIR/exit.1"
+    )
+    assert "left behind: mm-test" in made.complaints()
+
+
+def test_without_a_kernel_it_says_what_installs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text names the command."""
+    monkeypatch.setattr(module, "find_kernel", lambda: None)
+    with pytest.raises(GuestError, match=r"./run test --suite real-kernel"):
+        Guest(tmp_path, [FIRST]).start()
+
+
+def test_tests_of_a_mesh_stay_together_in_one_of_two_even_runs() -> None:
+    """Nothing is lost or run twice, the mesh's tests are in one run and come first, and the other run has as much more of the rest."""
+    mesh = [f"{INSIDE}/test_mesh.py::test_{number}" for number in range(3)]
+    others = [f"tests/contract/test_a.py::test_{number}" for number in range(100)]
+    first, second = split([*others, *mesh])
+    assert sorted([*first, *second]) == sorted([*others, *mesh])
+    assert second[:3] == mesh
+    assert len(first) > len(second)
+    assert split(mesh) == [mesh]
+    assert split([]) == []
