@@ -64,6 +64,26 @@ class VxlanLink(Struct, **_VALUE, tag="vxlan"):
         return f"link {self.name}"
 
 
+class GeneveLink(Struct, **_VALUE, tag="geneve"):
+    """A point-to-point Geneve device to `remote`, UDP port `port`, without options. `mtu` in bytes.
+
+    It has no near end to set: an outer packet's source is what the route to `remote` says.
+    """
+
+    name: str
+    vni: int
+    remote: Address
+    mac: Mac
+    mtu: int
+    port: int = 6081
+
+    layer = "link"
+
+    @property
+    def key(self) -> str:
+        return f"link {self.name}"
+
+
 class WireguardLink(Struct, **_VALUE, tag="wireguard"):
     """A WireGuard device with the host's private key. `public_key` is the one the planner knows, if any."""
 
@@ -233,7 +253,8 @@ class NftChain(Struct, **_VALUE, tag="chain"):
 
 
 NftObject = NftTable | NftSet | NftElement | NftChain
-Link = VxlanLink | WireguardLink
+OverlayLink = VxlanLink | GeneveLink
+Link = OverlayLink | WireguardLink
 PlanObject = Sysctl | Link | WireguardPeer | LinkAddress | Route | PolicyRule | NftObject
 Layer = Literal["sysctl", "link", "address", "wireguard", "nft", "rule", "route"]
 

@@ -25,6 +25,7 @@ HostAddresses = Annotated[tuple[Address, ...], Meta(min_length=1, max_length=2)]
 TUNNELS_MAX = 64
 _LAST_FIRST_PORT = 65535 - TUNNELS_MAX + 1
 Policy = Literal["repair", "alert"]
+Overlay = Literal["vxlan", "geneve"]
 
 
 class DriftPolicy(Strict, frozen=True, kw_only=True):
@@ -39,13 +40,14 @@ class Cluster(Object, frozen=True, kw_only=True, tag=True):
     """A cluster or site. `mtu` is the underlay's, in bytes.
 
     `pod_prefixes` hold its pods, `external_prefixes` what it shows to peers besides pods, `internal_prefixes` the overlay
-    addresses of its nodes and gateways, one prefix for each family of the others; peers never see those.
+    addresses of its nodes and gateways, one prefix for each family of the others; peers never see those. `overlay` carries packets
+    between gateways and nodes.
     """
 
     pod_prefixes: Annotated[Prefixes, Meta(min_length=1)]
     external_prefixes: Prefixes = ()
     internal_prefixes: Annotated[tuple[Prefix, ...], Meta(min_length=1, max_length=2)]
-    overlay: Literal["vxlan"] = "vxlan"
+    overlay: Overlay = "vxlan"
     mtu: Annotated[int, Meta(ge=1280, le=65535)] = 1500
     drift: DriftPolicy = DriftPolicy()
 

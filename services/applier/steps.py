@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from schemas.plan import Link, LinkAddress, PlanObject, PolicyRule, Route, Sysctl, VxlanLink, WireguardLink, WireguardPeer
+from schemas.plan import Link, LinkAddress, PlanObject, PolicyRule, Route, Sysctl, WireguardLink, WireguardPeer
 from services.kernel.transaction import Change, Held, with_dependents
 
 
@@ -68,7 +68,7 @@ def _may_leave_early(item: Held) -> bool:
 
 def _dependents(arriving: Sequence[Change], held: Mapping[str, Held], target: Mapping[str, PlanObject]) -> list[Change]:
     """What the kernel dropped with a link that is made (again), to be written after it; where nothing was dropped, that does no harm."""
-    remade = {change.new.name for change in arriving if isinstance(change.new, VxlanLink | WireguardLink)}
+    remade = {change.new.name for change in arriving if isinstance(change.new, Link)}
     if not remade:
         return []
     known = {change.key for change in arriving}

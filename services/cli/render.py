@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from schemas.plan import (
     MAIN_TABLE,
     OWN_PROTOCOL,
+    GeneveLink,
     HostPlan,
     LinkAddress,
     NftChain,
@@ -98,6 +99,10 @@ def _link_lines(item: PlanObject) -> Iterator[str]:
             ends = f"local {item.local} remote {item.remote} dstport {item.port}"
             yield f"ip link add {item.name} address {item.mac} mtu {item.mtu} type vxlan id {item.vni} {ends} nolearning"
             yield f"ip link set {item.name} up"
+        case GeneveLink():
+            ends = f"remote {item.remote} dstport {item.port}"
+            yield f"ip link add {item.name} address {item.mac} type geneve id {item.vni} {ends}"
+            yield f"ip link set {item.name} mtu {item.mtu} up"  # it takes no MTU while it is made
         case WireguardLink():
             yield f"ip link add {item.name} mtu {item.mtu} type wireguard"
             yield f"ip link set {item.name} up"

@@ -33,6 +33,11 @@ def mapped(error: OSError, what: str, waiting_for: str = "") -> MeshmarkError:
     return Permanent(reason)
 
 
+def missing_kind(name: str, kind: str) -> str:
+    """What is to be done where the kernel does not know a kind of link."""
+    return f"link {name}: this host's kernel has no {kind}; load the module {kind} or boot a kernel that has it, or use another overlay"
+
+
 def unreadable(error: OSError, what: str) -> Transient:
     """A layer that could not be read: try again, and never take it for empty."""
     return Transient(f"cannot read {what}: {error.strerror or error}")

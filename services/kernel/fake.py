@@ -15,8 +15,11 @@ from typing import Literal
 from msgspec.structs import replace
 
 from schemas.plan import (
+    GeneveLink,
     Layer,
+    Link,
     LinkAddress,
+    OverlayLink,
     PlanObject,
     PolicyRule,
     Route,
@@ -28,6 +31,7 @@ from schemas.plan import (
 from schemas.status import Capabilities
 from schemas.values import IPV6, Key
 from services.kernel.curve25519 import public_key
+from services.kernel.failures import missing_kind
 from services.kernel.fake_nft import committed, listed
 from services.kernel.port import ALL_LAYERS, Flow
 from services.kernel.routes import in_kernel_form
@@ -52,6 +56,7 @@ class FakeHost:
     handshakes_s: dict[str, float] = field(default_factory=dict)
     private_key: bytes = bytes(range(32))
     wireguard: Literal["kernel", "userspace", "none"] = "kernel"
+    geneve: bool = True
     commits: int = 0
 
     def links(self) -> set[str]:
@@ -136,7 +141,7 @@ class FakeKernel:
         match wanted:
             case Sysctl():
                 self._set_sysctl(wanted)
-            case VxlanLink() | WireguardLink():
+            case VxlanLink() | GeneveLink() | WireguardLink():
                 self._put_link(wanted)
             case LinkAddress():
                 self._need_link(wanted.key, wanted.link)
@@ -151,22 +156,24 @@ class FakeKernel:
                 msg = f"{wanted.key}: nftables objects are written by commit"
                 raise Permanent(msg)
 
-    def _put_link(self, wanted: VxlanLink | WireguardLink) -> None:
+    def _put_link(self, wanted: Link) -> None:
         held = self.host.objects.get(wanted.key)
         if isinstance(wanted, WireguardLink) and self.host.wireguard == "none":
             msg = f"{wanted.key}: this host has no WireGuard; load the kernel module or install wireguard-go"
             raise Permanent(msg)
-        if isinstance(wanted, VxlanLink):
+        if isinstance(wanted, OverlayLink):
             self._check_tunnel(wanted)
         if held is not None and not _changes_in_place(held, wanted):
             self._remove_link(wanted.name)
+        if isinstance(wanted, GeneveLink) and not self.host.geneve:
+            raise Permanent(missing_kind(wanted.name, "geneve"))
         self.host.objects[wanted.key] = self._normal(wanted)
 
-    def _check_tunnel(self, wanted: VxlanLink) -> None:
+    def _check_tunnel(self, wanted: OverlayLink) -> None:
         for other in self.host.objects.values():
-            same_tunnel = isinstance(other, VxlanLink) and (other.vni, other.port, other.remote) == (wanted.vni, wanted.port, wanted.remote)
-            if same_tunnel and other.key != wanted.key:
-                msg = f"{wanted.key}: {other.key} has the same VXLAN id, port and remote"
+            same_ends = isinstance(other, OverlayLink) and (other.vni, other.port, other.remote) == (wanted.vni, wanted.port, wanted.remote)
+            if same_ends and type(other) is type(wanted) and other.key != wanted.key:
+                msg = f"{wanted.key}: {other.key} has the same VNI, port and remote"
                 raise Conflict(msg)
 
     def _put_peer(self, wanted: WireguardPeer) -> None:
@@ -272,9 +279,10 @@ class FakeKernel:
                 return listed(item)
 
 
-def _changes_in_place(held: Held, wanted: VxlanLink | WireguardLink) -> bool:
+def _changes_in_place(held: Held, wanted: Link) -> bool:
     if isinstance(held, Listed):  # a device that is down
         return True
-    if isinstance(held, VxlanLink) and isinstance(wanted, VxlanLink):
-        return (held.vni, held.port, held.local.family) == (wanted.vni, wanted.port, wanted.local.family)
+    if isinstance(held, OverlayLink) and isinstance(wanted, OverlayLink):
+        same_kind = type(held) is type(wanted)
+        return same_kind and (held.vni, held.port, held.remote.family) == (wanted.vni, wanted.port, wanted.remote.family)
     return isinstance(held, WireguardLink) and isinstance(wanted, WireguardLink)

@@ -1,11 +1,12 @@
-"""Links: VXLAN devices, and who owns a device at all.
+"""Links: overlay devices (VXLAN, Geneve), and who owns a device at all.
 
 Owns every link whose alias (IFLA_IFALIAS) is ``meshmark``; that is also how they are found after a restart. The kernel cannot make a link
 with its alias in one message, so a link is set up only after it has got its alias: one that is down, has no alias and is exactly what was
 wanted is a remainder of a kill between the two messages, and is adopted. Any other link of that name is a Conflict.
 
-MTU, MAC and the two ends change in place; VNI, port and family cannot, the device is made again and loses its addresses and routes: write
-those again after it. A device that is down, learns, or is of another kind is `Listed`, which is always a difference.
+MTU, MAC and ends change in place; kind, VNI, port and family cannot, the device is made again and loses its addresses and routes: write
+those again after it. A device that is down, has settings that no plan has, or is of another kind is `Listed`, which is always a difference.
+What a kind is told and how it is read is in ``vxlan`` and ``geneve``.
 """
 
 from __future__ import annotations
@@ -16,20 +17,18 @@ from msgspec import Struct
 from pyroute2.iproute.linux import AsyncIPRoute
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-from pyroute2.netlink.rtnl.ifinfmsg.plugins.vxlan import vxlan
 
-from schemas.plan import OWN_ALIAS, VxlanLink
-from schemas.values import IPV4, IPV6, Address, Mac
-from services.kernel.failures import mapped, unreadable
+from schemas.plan import OWN_ALIAS, GeneveLink, OverlayLink, VxlanLink
+from services.kernel import geneve, vxlan
+from services.kernel.failures import mapped, missing_kind, unreadable
 from services.kernel.netlink import NetlinkError
 from services.kernel.pyroute import Connection, Library, Message, choosing
 from services.kernel.transaction import Change, Held, Listed
-from services.runtime.errors import Conflict
+from services.runtime.errors import Conflict, Permanent
 
 _UP = 0x1
-_ENDS = {IPV4: ("IFLA_VXLAN_LOCAL", "IFLA_VXLAN_GROUP"), IPV6: ("IFLA_VXLAN_LOCAL6", "IFLA_VXLAN_GROUP6")}
-_VXLAN = choosing(vxlan, ("IFLA_VXLAN_ID", *_ENDS[IPV4], *_ENDS[IPV6], "IFLA_VXLAN_LEARNING", "IFLA_VXLAN_PORT"))
-_LINK_INFO = choosing(ifinfmsg.ifinfo, ("IFLA_INFO_KIND", "IFLA_INFO_DATA"), data_map={"vxlan": _VXLAN})
+_DATA = {vxlan.KIND: vxlan.DATA, geneve.KIND: geneve.DATA}
+_LINK_INFO = choosing(ifinfmsg.ifinfo, ("IFLA_INFO_KIND", "IFLA_INFO_DATA"), data_map=_DATA)
 _LINK = choosing(ifinfmsg, ("IFLA_ADDRESS", "IFLA_IFNAME", "IFLA_MTU", "IFLA_LINKINFO", "IFLA_IFALIAS"), ifinfo=_LINK_INFO)
 
 
@@ -49,7 +48,7 @@ def rtnetlink(library: Library) -> Connection:
 
 
 class Device(Struct, frozen=True):
-    """A link of any owner, as the kernel tells it. `vxlan` is a VXLAN device as a plan would say it; None where none can."""
+    """A link of any owner, as the kernel tells it. `overlay` is what a plan would say to have it; None where none can."""
 
     index: int
     name: str
@@ -57,7 +56,7 @@ class Device(Struct, frozen=True):
     alias: str
     up: bool
     mtu: int
-    vxlan: VxlanLink | None = None
+    overlay: OverlayLink | None = None
 
     @property
     def is_own(self) -> bool:
@@ -65,7 +64,7 @@ class Device(Struct, frozen=True):
 
 
 class Links:
-    """All devices by name, and the VXLAN devices of ours."""
+    """All devices by name, and the overlay devices of ours."""
 
     def __init__(self, netlink: Connection) -> None:
         self._netlink = netlink
@@ -88,9 +87,9 @@ class Links:
         return _decode(found[0]) if found else None
 
     def write(self, change: Change) -> None:
-        """Make one VXLAN device what is wanted, or remove an own device of any kind."""
+        """Make one overlay device what is wanted, or remove an own device of any kind."""
         wanted = change.new
-        if isinstance(wanted, VxlanLink):
+        if isinstance(wanted, OverlayLink):
             self._put(wanted)
         else:
             self.remove(change.key.split(" ")[1])
@@ -113,16 +112,16 @@ class Links:
             raise Conflict(msg)
         if not device.is_own:
             self._set(device, ifalias=OWN_ALIAS)
-        if mac and (device.vxlan is None or device.vxlan.mac != mac):
+        if mac and (device.overlay is None or device.overlay.mac != mac):
             self._set(device, address=mac)
         if device.mtu != mtu:
             self._set(device, mtu=mtu)
         if not device.up:
             self._set(device, state="up")
 
-    def _put(self, wanted: VxlanLink) -> None:
+    def _put(self, wanted: OverlayLink) -> None:
         device = self.device(wanted.name)
-        if device is not None and device.kind == "vxlan" and _is_adoptable(device, wanted):
+        if device is not None and _is_adoptable(device, wanted):
             self._move_ends(device, wanted)
         elif device is not None and not device.is_own:
             msg = (
@@ -135,18 +134,23 @@ class Links:
             self._create(wanted)
         self.finish(wanted.name, wanted.mtu, wanted.mac)
 
-    def _create(self, wanted: VxlanLink) -> None:
-        fixed = {"ifname": wanted.name, "address": wanted.mac, "mtu": wanted.mtu, "vxlan_port": wanted.port}
+    def _create(self, wanted: OverlayLink) -> None:
+        fixed = geneve.fixed(wanted) if isinstance(wanted, GeneveLink) else vxlan.fixed(wanted)
+        changeable = _changeable(wanted)
         try:
-            self._netlink.call("link", "add", **fixed, **_changeable(wanted))
+            self._netlink.call("link", "add", ifname=wanted.name, address=wanted.mac, mtu=wanted.mtu, **fixed, **changeable)
         except NetlinkError as error:
-            raise mapped(error, f"make link {wanted.name} (VXLAN {wanted.vni} to {wanted.remote})") from error
+            if error.errno == errno.EOPNOTSUPP:
+                raise Permanent(missing_kind(wanted.name, str(changeable["kind"]))) from error
+            what = f"make link {wanted.name} ({changeable['kind']} {wanted.vni} to {wanted.remote})"
+            if error.errno in (errno.EEXIST, errno.EBUSY):  # of VXLAN and of Geneve
+                msg = f"{what}: another link has the same VNI, port and far end; remove it"
+                raise Conflict(msg) from error
+            raise mapped(error, what) from error
 
-    def _move_ends(self, device: Device, wanted: VxlanLink) -> None:
-        held = device.vxlan
-        if held is None or (held.local, held.remote) == (wanted.local, wanted.remote):
-            return
-        self._set(device, **_changeable(wanted))
+    def _move_ends(self, device: Device, wanted: OverlayLink) -> None:
+        if device.overlay is not None and _ends(device.overlay) != _ends(wanted):
+            self._set(device, **_changeable(wanted))
 
     def _set(self, device: Device, **values: object) -> None:
         try:
@@ -155,48 +159,41 @@ class Links:
             raise mapped(error, f"change link {device.name}", f"link {device.name}") from error
 
 
-def held_vxlan(device: Device) -> Held | None:
+def held_overlay(device: Device) -> Held | None:
     """An own device of this driver as a plan object, or as `Listed` when no plan can ask for it; None for another driver's."""
-    if device.kind != "vxlan":
+    if device.kind not in _DATA:
         return None
     key = f"link {device.name}"
     if not device.up:
         return Listed("link", key, "down")
-    return device.vxlan or Listed("link", key, "a VXLAN device that learns, or without two ends")
+    return device.overlay or Listed("link", key, f"a {device.kind} device with settings that no plan has")
 
 
-def _is_adoptable(device: Device, wanted: VxlanLink) -> bool:
+def _is_adoptable(device: Device, wanted: OverlayLink) -> bool:
     """True for a device that can become what is wanted in place: ours, or a half-made one that nobody else can have meant."""
-    held = device.vxlan
-    if held is None or (held.vni, held.port, held.local.family) != (wanted.vni, wanted.port, wanted.local.family):
+    held = device.overlay
+    if (
+        held is None
+        or type(held) is not type(wanted)
+        or (held.vni, held.port, held.remote.family) != (wanted.vni, wanted.port, wanted.remote.family)
+    ):
         return False
-    return device.is_own or (held == wanted and not device.up and not device.alias)
+    return device.is_own or (not device.up and not device.alias and _ends(held) == _ends(wanted) and held.mac == wanted.mac)
 
 
-def _changeable(wanted: VxlanLink) -> dict[str, object]:
-    """What may be told to a device that is there; the kernel refuses to be told the port again."""
-    family = "6" if wanted.local.family == IPV6 else ""
-    return {
-        "kind": "vxlan",
-        "vxlan_id": wanted.vni,
-        f"vxlan_local{family}": wanted.local,
-        f"vxlan_group{family}": wanted.remote,
-        "vxlan_learning": 0,
-    }
+def _ends(item: OverlayLink) -> tuple[str, ...]:
+    return (item.local, item.remote) if isinstance(item, VxlanLink) else (item.remote,)
+
+
+def _changeable(wanted: OverlayLink) -> dict[str, object]:
+    return geneve.changeable(wanted) if isinstance(wanted, GeneveLink) else vxlan.changeable(wanted)
 
 
 def _decode(message: Message) -> Device:
     info = message.inner("IFLA_LINKINFO")
     name, kind, mtu = message.text("IFLA_IFNAME"), info.text("IFLA_INFO_KIND"), message.number("IFLA_MTU")
-    # The library takes every link's address for six bytes, which is right for this kind.
-    made = _vxlan(info.inner("IFLA_INFO_DATA"), name, message.text("IFLA_ADDRESS"), mtu) if kind == "vxlan" else None
-    return Device(message.field("index"), name, kind, message.text("IFLA_IFALIAS"), bool(message.field("flags") & _UP), mtu, made)
-
-
-def _vxlan(data: Message, name: str, mac: str, mtu: int) -> VxlanLink | None:
-    ends = [(data.text(local), data.text(remote)) for local, remote in _ENDS.values()]
-    local, remote = next((pair for pair in ends if all(pair)), ("", ""))
-    if not local or data.number("IFLA_VXLAN_LEARNING"):
-        return None
-    vni, port = data.number("IFLA_VXLAN_ID"), data.number("IFLA_VXLAN_PORT")
-    return VxlanLink(name, vni, Address(local), Address(remote), Mac(mac), mtu, port)
+    overlay: OverlayLink | None = None
+    if kind in _DATA:  # the library takes every link's address for six bytes, which is right for these kinds
+        read = geneve.decoded if kind == geneve.KIND else vxlan.decoded
+        overlay = read(info.inner("IFLA_INFO_DATA"), name, message.text("IFLA_ADDRESS"), mtu)
+    return Device(message.field("index"), name, kind, message.text("IFLA_IFALIAS"), bool(message.field("flags") & _UP), mtu, overlay)

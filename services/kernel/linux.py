@@ -18,10 +18,10 @@ from schemas.plan import (
     Layer,
     LinkAddress,
     NftChain,
+    OverlayLink,
     PlanObject,
     Route,
     Sysctl,
-    VxlanLink,
     WireguardLink,
     WireguardPeer,
 )
@@ -29,7 +29,7 @@ from schemas.status import Capabilities
 from schemas.values import Key
 from services.kernel.addresses import Addresses
 from services.kernel.conntrack import Conntrack
-from services.kernel.links import Device, Links, held_vxlan, rtnetlink
+from services.kernel.links import Device, Links, held_overlay, rtnetlink
 from services.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
 from services.kernel.nft.engine import LibNftables, NftEngine
 from services.kernel.nft.reference import Reference
@@ -86,8 +86,8 @@ class LinuxKernel:
             unknown = {
                 f"link {item.name}": Listed("link", f"link {item.name}", f"a link of kind {item.kind or 'physical'}") for item in own
             }
-            vxlan = {f"link {item.name}": held for item in own if (held := held_vxlan(item)) is not None}
-            found |= unknown | vxlan | self._wireguard.read_links(devices)
+            overlay = {f"link {item.name}": held for item in own if (held := held_overlay(item)) is not None}
+            found |= unknown | overlay | self._wireguard.read_links(devices)
         if "address" in layers:
             found.update(self._addresses.read(devices, wanted))
         if "wireguard" in layers:
@@ -109,7 +109,7 @@ class LinuxKernel:
         match change.subject.layer:
             case "sysctl":
                 self._sysctls.write(change)
-            case "link" if isinstance(change.subject, VxlanLink | Listed) and not isinstance(change.new, WireguardLink):
+            case "link" if isinstance(change.subject, OverlayLink | Listed) and not isinstance(change.new, WireguardLink):
                 self._links.write(change)
             case "link":
                 self._wireguard.write_link(change)

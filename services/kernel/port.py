@@ -66,8 +66,8 @@ class Kernel(Protocol):
     def write(self, change: Change) -> None:
         """Make one change outside nftables. Doing it twice, or removing what is not there, succeeds.
 
-        A VXLAN link whose VNI, port or family changes is made again and loses its addresses and routes; a link that is removed takes them
-        and its peers along. Write those again after it.
+        An overlay link whose kind, VNI, port or family changes is made again and loses its addresses and routes; a link that is removed
+        takes them and its peers along. Write those again after it.
         """
         ...
 

@@ -124,8 +124,8 @@ def _cluster(item: Cluster, state: State) -> Iterator[Problem]:
         if prefix.length > smallest:
             reason = f"{prefix} is too small for overlay addresses; give a /{smallest} or larger"
             yield Problem(reason, f"$.internalPrefixes[{index}]", retry=False)
-    if IPV6 in item.families and item.mtu - layout.VXLAN_OVERHEAD_BYTES[IPV4] < IPV6_MTU_MIN:
-        yield Problem(_too_little("the overlay's headers", layout.VXLAN_OVERHEAD_BYTES[IPV4], item.mtu), "$.mtu", retry=False)
+    if IPV6 in item.families and item.mtu - layout.OVERLAY_OVERHEAD_BYTES[IPV4] < IPV6_MTU_MIN:
+        yield Problem(_too_little("the overlay's headers", layout.OVERLAY_OVERHEAD_BYTES[IPV4], item.mtu), "$.mtu", retry=False)
     if item.name in state.clusters:
         yield from _dependents(item, state)
 
@@ -222,7 +222,7 @@ def _meeting(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[P
             yield Problem(reason, "$.addresses", other.ref)
         elif IPV6 in cluster.families and overlay_mtu(cluster, item, other) < IPV6_MTU_MIN:
             what = f"the headers of an overlay link to {other.ref} over IPv{family}"
-            yield Problem(_too_little(what, layout.VXLAN_OVERHEAD_BYTES[family], cluster.mtu), "$.addresses", cluster.ref)
+            yield Problem(_too_little(what, layout.OVERLAY_OVERHEAD_BYTES[family], cluster.mtu), "$.addresses", cluster.ref)
 
 
 def _node_prefixes(item: Node, cluster: Cluster, state: State) -> Iterator[Problem]:
@@ -281,8 +281,9 @@ def _peering(item: Peering, state: State) -> Iterator[Problem]:
     yield from missing
     if missing:
         return
-    if item.port <= layout.VXLAN_PORT < item.port + TUNNELS_MAX:
-        yield Problem(f"the {TUNNELS_MAX} ports from {item.port} on hold {layout.VXLAN_PORT}, the overlay's", "$.port", retry=False)
+    for overlay, port in layout.OVERLAY_PORT.items():  # whichever the clusters have now: that may change under a running peering
+        if item.port <= port < item.port + TUNNELS_MAX:
+            yield Problem(f"the {TUNNELS_MAX} ports from {item.port} on hold {port}, that of {overlay} overlays", "$.port", retry=False)
     for index in (0, 1):
         attachment = Attachment(item, index)
         lengths = list(_remap_lengths(attachment, state, f"$.ends[{index}]"))

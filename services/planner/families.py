@@ -37,7 +37,7 @@ def underlay_ends(here: Host, there: Host) -> tuple[Address, Address]:
 
 def overlay_mtu(cluster: Cluster, here: Host, there: Host) -> int:
     """The MTU of the overlay link between two hosts of a cluster."""
-    return cluster.mtu - layout.VXLAN_OVERHEAD_BYTES[outer_family(here, there) or IPV6]
+    return cluster.mtu - layout.OVERLAY_OVERHEAD_BYTES[outer_family(here, there) or IPV6]
 
 
 def overlay_address(cluster: Cluster, number: int, family: Family) -> Address:

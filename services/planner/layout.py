@@ -6,6 +6,7 @@ always written and matched under the class mask, so that other bits of a mark su
 
 from __future__ import annotations
 
+from schemas.topology import Overlay
 from schemas.values import IPV4, IPV6, Address, Family, Prefix
 
 CLASS_MASK = 0xFF00
@@ -25,9 +26,9 @@ RULE_OUTGOING = 900
 RULE_INCOMING = 901
 RULE_NODE = 900
 
-VXLAN_PORT = 4789
-VXLAN_OVERHEAD_BYTES = {IPV4: 50, IPV6: 70}
-"""By the outer family: IPv4 (20) or IPv6 (40), UDP (8), VXLAN (8), inner Ethernet (14)."""
+OVERLAY_PORT: dict[Overlay, int] = {"vxlan": 4789, "geneve": 6081}
+OVERLAY_OVERHEAD_BYTES = {IPV4: 50, IPV6: 70}
+"""By the outer family: IPv4 (20) or IPv6 (40), UDP (8), VXLAN or Geneve without options (8), inner Ethernet (14)."""
 WIREGUARD_OVERHEAD_BYTES = {IPV4: 60, IPV6: 80}
 """By the outer family: IPv4 (20) or IPv6 (40), UDP (8), WireGuard data header (16) and authentication tag (16)."""
 

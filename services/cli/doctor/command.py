@@ -49,7 +49,7 @@ def doctor(*, role: RoleName = "gateway", port: Ports = [], output: Output = Non
     ip netns exec gateway meshmark doctor --port 51840 --port 51841
     ```
     """
-    ports = [layout.VXLAN_PORT, *((port or [_FIRST_TUNNEL_PORT]) if role == "gateway" else [])]
+    ports = [layout.OVERLAY_PORT["vxlan"], *((port or [_FIRST_TUNNEL_PORT]) if role == "gateway" else [])]
     found = survey(collisions.tables(role), ports)
     checks = (*abilities.checks(found, role), *collisions.checks(found, role))
     result = Examination(all(check.verdict != "problem" for check in checks), checks)

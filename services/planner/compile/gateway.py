@@ -19,6 +19,7 @@ from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, SetMark, Verdict
 from schemas.plan import (
     GUARD_METRIC,
     MAIN_TABLE,
+    GeneveLink,
     LinkAddress,
     NextHop,
     NftChain,
@@ -78,7 +79,7 @@ def base(state: State, allocations: Allocations, attachment: Attachment) -> Iter
     yield from (rule for family in families for rule in _rules(family))
     yield NftTable(table)
     yield from _sets(state, attachment, table, families)
-    yield from _chains(attachment, table, families)
+    yield from _chains(state, attachment, table, families)
     yield from _tunnels(state, allocations, attachment)
 
 
@@ -117,7 +118,7 @@ def overlay_link(
 ) -> Iterator[PlanObject]:
     """One end of the point-to-point link between a gateway and a node of its cluster, with this end's overlay addresses.
 
-    The VXLAN id is the gateway's and the node's number together, so that it differs among all links of either host; the Ethernet
+    The overlay's id (VNI) is the gateway's and the node's number together, so that it differs among all links of either host; the Ethernet
     address is fixed, so that a link that is made again is found at once.
     """
     number = allocations.number(HostId(cluster.name, here.name))
@@ -128,20 +129,23 @@ def overlay_link(
     side = 1 if isinstance(here, Gateway) else 2
     local, remote = underlay_ends(here, there)
     link = names.overlay_link(there.name)
-    yield VxlanLink(
-        link,
-        vni=vni,
-        local=local,
-        remote=remote,
-        mac=Mac(":".join(f"{octet:02x}" for octet in (0x02, 0x4D, side, *vni.to_bytes(3, "big")))),
-        mtu=overlay_mtu(cluster, here, there),
-        port=layout.VXLAN_PORT,
+    mac = Mac(":".join(f"{octet:02x}" for octet in (0x02, 0x4D, side, *vni.to_bytes(3, "big"))))
+    mtu, port = overlay_mtu(cluster, here, there), layout.OVERLAY_PORT[cluster.overlay]
+    yield (
+        GeneveLink(link, vni, remote, mac, mtu, port)
+        if cluster.overlay == "geneve"
+        else VxlanLink(link, vni, local, remote, mac, mtu, port)
     )
     for family in families:
         address = overlay_address(cluster, number, family)
         yield LinkAddress(link, address, address.host_prefix.length)
         if family == IPV6:
             yield LinkAddress(link, layout.OVERLAY_LINK_LOCAL[side], 64)
+
+
+def overlay_port(cluster: Cluster) -> str:
+    """The UDP port of the overlay's outer packets, as nftables is told."""
+    return str(layout.OVERLAY_PORT[cluster.overlay])
 
 
 def guard(table: int, prefix: Prefix) -> Route:
@@ -188,9 +192,9 @@ def _sets(state: State, attachment: Attachment, table: str, families: Iterable[F
         yield NftElement(table, f"to_seen{suffix}", real.bare, seen.bare)
 
 
-def _chains(attachment: Attachment, table: str, families: Sequence[Family]) -> Iterator[PlanObject]:
+def _chains(state: State, attachment: Attachment, table: str, families: Sequence[Family]) -> Iterator[PlanObject]:
     port = attachment.peering.port
-    outer = (str(layout.VXLAN_PORT), f"{port}-{port + TUNNELS_MAX - 1}")
+    outer = (overlay_port(state.clusters[attachment.end.cluster]), f"{port}-{port + TUNNELS_MAX - 1}")
     spoken = [WORDS[family] for family in families]
     checked = [_CHECKED[family] for family in families] if IPV6 in families else [()]
     yield NftChain(table, "from_overlay", ((SetMark(layout.CLASS_OUTGOING, layout.CLASS_MASK),),))

@@ -14,7 +14,7 @@ from schemas.topology import Node
 from schemas.values import Family, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
-from services.planner.compile.gateway import guard, notrack, overlay_link
+from services.planner.compile.gateway import guard, notrack, overlay_link, overlay_port
 from services.planner.compile.words import FORWARDING, WORDS, of_family
 from services.planner.families import carried, overlay_address
 from services.planner.state import Attachment, HostId, State, seen_prefixes
@@ -38,7 +38,9 @@ def base(state: State, allocations: Allocations, attachment: Attachment, item: N
         if prefix.family in families:
             yield guard(MAIN_TABLE, prefix)
     yield from (PolicyRule(layout.RULE_NODE, layout.NODE_TABLE, family=family) for family in families)
-    yield from _firewall(names.table(*peering_id(attachment)), item, seen, cluster.pod_prefixes, families)
+    table = names.table(*peering_id(attachment))
+    yield from _firewall(table, item, seen, cluster.pod_prefixes, families)
+    yield from notrack(table, (overlay_port(cluster),))
     yield from overlay_link(allocations, cluster, item, gateway, families)
     for prefix in seen:
         via = overlay_address(cluster, allocations.number(HostId(*attachment.host)), prefix.family)
@@ -57,7 +59,6 @@ def _firewall(table: str, item: Node, remote: Sequence[Prefix], pods: Sequence[P
         yield from (NftElement(table, f"pods{words.suffix}", prefix.bare, prefix.bare) for prefix in of_family(pods, family))
         closed.append((to_remote, Match("oifname", (_OVERLAY,), "!="), *_DROP))
         keep_source.append((to_remote, Nat("snat", f"pods{words.suffix}", family=family)))
-    yield from notrack(table, (str(layout.VXLAN_PORT),))
     yield NftChain(table, "closed", tuple(closed), "filter", "postrouting", layout.PRIORITY_MANGLE)
     # In forward, not in postrouting: there the overlay's own outer packets still count as coming from the overlay link.
     out_of_the_uplink = (Match("iifname", (_OVERLAY,)), Match("oifname", (item.uplink,)), *_DROP)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Literal
 
+import msgspec
 import pytest
 
 from schemas.topology import Cluster, Gateway, Node, Peering, Pod, Topology
@@ -64,6 +66,20 @@ def test_what_is_taken_away_by_hand_comes_back(mesh: Mesh) -> None:
         lambda: all(table in mesh.run("milan", "gateway", "nft", "list", "tables") for table in tables), lambda: "the tables are back"
     )
     mesh.await_packets()
+
+
+@pytest.mark.parametrize("overlay", ["geneve", "vxlan"])
+def test_a_cluster_changes_its_overlay_while_it_runs(mesh: Mesh, overlay: Literal["geneve", "vxlan"]) -> None:
+    """From VXLAN to Geneve and back: the links of that cluster are made again under their names, and packets flow through them."""
+    rome = mesh.topology["Cluster/rome/rome"]
+    assert isinstance(rome, Cluster)
+    mesh.publish(msgspec.structs.replace(rome, overlay=overlay))
+    mesh.eventually(lambda: kinds(mesh, "rome") == {overlay, "wireguard"}, lambda: f"rome has {overlay} links")
+    mesh.await_packets()
+    assert kinds(mesh, "milan") == {"vxlan", "wireguard"}
+    links = {link["ifname"]: link for link in json.loads(mesh.run("rome", "gateway", "ip", "-j", "-s", "-d", "link"))}
+    carried = [link for name, link in links.items() if name.startswith(names.OVERLAY_LINK_PREFIX)]
+    assert all(link["stats64"]["rx"]["packets"] and link["stats64"]["tx"]["packets"] for link in carried)
 
 
 def test_nothing_of_ours_stays_when_the_peering_is_gone(mesh: Mesh) -> None:
