@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from schemas.topology import Overlay
 from services.cli.doctor.check import Check, Role, Verdict
 from services.kernel.survey.values import Ability, Survey
 
@@ -14,19 +15,21 @@ _DISABLE_IPV6 = ("net/ipv6/conf/all/disable_ipv6", "net/ipv6/conf/default/disabl
 _UNUSED = "nothing in this version needs it"
 
 
-def checks(survey: Survey, role: Role) -> Iterator[Check]:
+def checks(survey: Survey, role: Role, overlay: Overlay) -> Iterator[Check]:
     """All checks of this kind, in the order in which one would fix what is wrong."""
     yield Check("kernel", "ok", f"Linux {survey.release}")
     yield _rights(survey)
     yield _nftables(survey)
     yield _needed("connection tracking", survey.abilities["conntrack"], "load the module nf_conntrack_netlink, or use a kernel that has it")
-    yield _needed("vxlan", survey.abilities["vxlan"], "load the module vxlan, or use a kernel that has it")
+    yield _needed(overlay, survey.abilities[overlay], f"load the module {overlay}, use a kernel that has it, or choose the other overlay")
     yield _wireguard(survey, role)
     yield _multipath(survey, role)
     yield _sysctls(survey, role)
     yield _ipv6(survey)
-    for name, ability in (("geneve", "geneve"), ("resilient next hops", "resilient"), ("NFLOG", "nflog"), ("nftrace", "nftrace")):
-        yield _optional(name, survey.abilities[ability])
+    other = "vxlan" if overlay == "geneve" else "geneve"
+    yield _optional(other, survey.abilities[other], f"a cluster with {overlay} does not need it")
+    for name, ability in (("resilient next hops", "resilient"), ("NFLOG", "nflog"), ("nftrace", "nftrace")):
+        yield _optional(name, survey.abilities[ability], _UNUSED)
 
 
 def _rights(survey: Survey) -> Check:
@@ -97,7 +100,7 @@ def _needed(name: str, ability: Ability, advice: str) -> Check:
     return Check(name, verdict, ability.detail, advice if verdict != "ok" else "")
 
 
-def _optional(name: str, ability: Ability) -> Check:
+def _optional(name: str, ability: Ability, unneeded: str) -> Check:
     if ability.state == "unknown":
-        return Check(name, "unknown", f"{ability.detail}; {_UNUSED}")
-    return Check(name, "ok", ability.detail if ability.state != "no" else f"not here ({ability.detail}); {_UNUSED}")
+        return Check(name, "unknown", f"{ability.detail}; {unneeded}")
+    return Check(name, "ok", ability.detail if ability.state != "no" else f"not here ({ability.detail}); {unneeded}")

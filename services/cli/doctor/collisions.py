@@ -143,10 +143,10 @@ def _port(seen: PortSeen, links: tuple[LinkSeen, ...]) -> Check | None:
     foreign = [link for link in holders if not link.is_own]
     if holders and not foreign:
         return None
-    if foreign and all(link.kind == "vxlan" for link in holders):
+    if foreign and {link.kind for link in holders} in ({"vxlan"}, {"geneve"}):
         words = listed([link.name for link in foreign])
         return Check(
-            name, "warning", f"{name} is shared with {words}", "that works while VXLAN ids and remotes differ, and its options are plain"
+            name, "warning", f"{name} is shared with {words}", "that works while ids and remotes differ, and its options are plain"
         )
     if foreign:
         return Check(

@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 from msgspec import Struct
 from rich.markup import escape
 
+from schemas.topology import Overlay
 from services.cli.doctor import abilities, collisions
 from services.cli.doctor.check import Check, Role
 from services.cli.output import EXIT_ERROR, Output, default_format, emit, show_table
@@ -18,6 +19,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red", "unknown": "ma
 _FIRST_TUNNEL_PORT = 51840
 
 RoleName = Annotated[Role, Parameter(help="What this host is to be: a gateway uses marks, tunnels and tables that a node does not")]
+OverlayName = Annotated[Overlay, Parameter(help="the overlay of this host's cluster")]
 Ports = Annotated[
     list[int], Parameter(name="--port", negative=(), help="UDP port of a tunnel here; may be repeated [default: 51840, a peering's first]")
 ]
@@ -35,7 +37,13 @@ def register(app: App) -> None:
     app.command(doctor)
 
 
-def doctor(*, role: RoleName = "gateway", port: Ports = [], output: Output = None) -> int:  # noqa: B006 - cyclopts reads the default
+def doctor(
+    *,
+    role: RoleName = "gateway",
+    overlay: OverlayName = "vxlan",
+    port: Ports = [],  # noqa: B006 - cyclopts reads the default
+    output: Output = None,
+) -> int:
     """Look whether meshmark can work on this host, in this network namespace, and whom it would meet there.
 
     It changes nothing and loads no kernel module: features are tried in a scratch network namespace that ends with the question, where
@@ -49,9 +57,9 @@ def doctor(*, role: RoleName = "gateway", port: Ports = [], output: Output = Non
     ip netns exec gateway meshmark doctor --port 51840 --port 51841
     ```
     """
-    ports = [layout.OVERLAY_PORT["vxlan"], *((port or [_FIRST_TUNNEL_PORT]) if role == "gateway" else [])]
+    ports = [layout.OVERLAY_PORT[overlay], *((port or [_FIRST_TUNNEL_PORT]) if role == "gateway" else [])]
     found = survey(collisions.tables(role), ports)
-    checks = (*abilities.checks(found, role), *collisions.checks(found, role))
+    checks = (*abilities.checks(found, role, overlay), *collisions.checks(found, role))
     result = Examination(all(check.verdict != "problem" for check in checks), checks)
     form = default_format(output)
     if form == "table":

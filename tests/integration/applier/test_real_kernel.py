@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport
@@ -106,6 +107,25 @@ def test_a_restart_changes_nothing(host: Host, which: HostId) -> None:
     host.restart()
     assert host.apply(plan).operations == 0
     assert host.state() == before
+
+
+@pytest.mark.parametrize("which", [ROME_GATEWAY, NODE], ids=str)
+def test_an_overlay_changes_whole_or_not_at_all(host: Host, which: HostId) -> None:
+    """With Geneve in the kernel, all links are made again with what lies on them; without, the host keeps its VXLAN links and says why."""
+    items = [*two_clusters(), *keys()]
+    before = settled_plans(items)[which]
+    after = settled_plans([replace(item, overlay="geneve") if item.ref == "Cluster/rome/rome" else item for item in items])[which]
+    assert host.apply(before).outcome == "applied"
+    (unit,) = host.apply(after, 2).units
+    if unit.outcome == "applied":
+        assert host.differences(after) == []
+        assert host.ip("-o", "link", "show", "type", "geneve")
+        assert host.apply(before, 3).outcome == "applied"
+    else:
+        assert unit.outcome == "degraded"
+        assert "this host's kernel has no geneve; load the module geneve" in unit.error
+    assert host.differences(before) == []
+    assert "geneve" not in host.ip("-d", "link")
 
 
 def test_removal_leaves_what_was_there(host: Host) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from schemas.topology import Overlay
 from services.cli.doctor import abilities, collisions
 from services.cli.doctor.check import Check, Role
 from services.cli.doctor.owners import owner
@@ -54,8 +55,8 @@ FINE = Survey(
 BLIND = Unknown("Operation not permitted")
 
 
-def checks(survey: Survey, role: Role = "gateway") -> dict[str, Check]:
-    return {check.name: check for check in (*abilities.checks(survey, role), *collisions.checks(survey, role))}
+def checks(survey: Survey, role: Role = "gateway", overlay: Overlay = "vxlan") -> dict[str, Check]:
+    return {check.name: check for check in (*abilities.checks(survey, role, overlay), *collisions.checks(survey, role))}
 
 
 def having(**changed: Ability) -> Survey:
@@ -78,7 +79,7 @@ def test_a_fine_host_is_fine(role: Role):
         (having(nftables=NO), "nftables", "problem", "no such thing"),
         (replace(FINE, libnftables=False), "nftables", "problem", "no libnftables"),
         (having(conntrack=NO), "connection tracking", "problem", ""),
-        (having(geneve=NO), "geneve", "ok", "nothing in this version needs it"),
+        (having(geneve=NO), "geneve", "ok", "a cluster with vxlan does not need it"),
         (having(nflog=MAYBE), "NFLOG", "unknown", "nothing in this version needs it"),
         (having(wireguard=NO), "WireGuard", "problem", "there is no wireguard-go"),
         (having(wireguard=MAYBE), "WireGuard", "unknown", "may not ask"),
@@ -112,6 +113,12 @@ def test_what_is_seen_is_judged(survey: Survey, name: str, verdict: str, words: 
     assert check.verdict == verdict
     assert words in check.detail
     assert check.advice or verdict in ("ok", "unknown")
+
+
+def test_the_overlay_that_the_cluster_has_is_the_one_that_is_needed():
+    assert checks(having(geneve=NO), overlay="geneve")["geneve"].verdict == "problem"
+    assert "does not need it" in checks(having(vxlan=NO), overlay="geneve")["vxlan"].detail
+    assert checks(FINE, overlay="geneve")["geneve"].verdict == "ok"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +161,7 @@ def test_marks_collide_by_bits(survey: Survey, verdict: str, words: str):
         ((PortSeen(51840, None),), (LinkSeen("wg0", "wireguard", is_own=False, port=51840),), "problem", "wireguard device wg0"),
         ((PortSeen(51840, None),), (LinkSeen("wg0", "wireguard", is_own=False, port=None),), "unknown", "cannot be seen"),
         ((PortSeen(51840, "wireguard-go (7)"),), (LinkSeen("mt.0", "tun", is_own=True, port=0),), "unknown", "in use by wireguard-go (7)"),
+        ((PortSeen(6081, None),), (LinkSeen("genev_sys_6081", "geneve", is_own=False, port=6081),), "warning", "shared with genev_sys"),
         ((PortSeen(4789, "nc (9)"), PortSeen(4789, None)), (LinkSeen("mo.a", "vxlan", is_own=True, port=4789),), "problem", "nc (9)"),
     ],
 )
