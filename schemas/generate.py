@@ -1,4 +1,4 @@
-"""Write the JSON Schema of every message to ``schemas/json/``: ``python -m schemas.generate [--check]``.
+"""Write the JSON Schema of every message to ``schemas/json/``, and ``docs/reference.md``: ``python -m schemas.generate [--check]``.
 
 The files are for publishers and subscribers that do not import meshmark. They are generated, committed, and checked: with ``--check``
 nothing is written, and the exit code is 1 when a file is stale, missing or left over.
@@ -16,11 +16,13 @@ import msgspec
 
 from schemas.drift import DriftEvent
 from schemas.plan import PlanDiff, SnapshotChunk, SnapshotHead
+from schemas.reference import document
 from schemas.status import ApplyReport, DeadLetter, Freeze, Refusal
 from schemas.topology import KINDS
 from schemas.values import Text
 
 FOLDER = Path(__file__).parent / "json"
+PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MESSAGES: dict[str, type] = {
     **KINDS,
@@ -62,16 +64,23 @@ def write(folder: Path = FOLDER) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
+def stale_page(page: Path = PAGE) -> list[str]:
+    """The same of the page for people."""
+    held = page.read_text(encoding="utf-8") if page.exists() else None
+    return [] if held == document() else [f"{page.name} is {'missing' if held is None else 'stale'}"]
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m schemas.generate", description="Write the JSON Schema of every message.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is not current")
     if not parser.parse_args(arguments).check:
         write()
-        print(f"{FOLDER.name}: {len(MESSAGES)} schemas written")
+        PAGE.write_text(document(), encoding="utf-8")
+        print(f"{FOLDER.name}: {len(MESSAGES)} schemas written, and {PAGE.name}")
         return 0
-    found = stale()
+    found = [f"schemas/json/{line}" for line in stale()] + [f"docs/{line}" for line in stale_page()]
     for line in found:
-        print(f"schemas/json/{line}", file=sys.stderr)
+        print(line, file=sys.stderr)
     if found:
         print("refresh with: python -m schemas.generate", file=sys.stderr)
     return 1 if found else 0

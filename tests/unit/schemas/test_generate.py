@@ -9,12 +9,33 @@ from pathlib import Path
 import pytest
 
 from schemas import generate, topology
+from schemas.reference import document
 from schemas.status import ApplyReport
 from schemas.values import Address, Endpoint, Key, Mac, Name, Prefix
 
 
 def test_the_files_are_current():
     assert generate.stale() == [], "refresh with: python -m schemas.generate"
+
+
+def test_the_page_is_current_and_names_every_field():
+    """Each kind has a section with all its fields as they are on the wire, and with what is needed."""
+    assert generate.stale_page() == [], "refresh with: python -m schemas.generate"
+    page = document()
+    for name, kind in generate.KINDS.items():
+        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(kind.__struct_encode_fields__)
+    assert "| `tunnels` | integer (1 to 64) | `1` |" in page
+    assert "| `ends` | list of 2 [PeeringEnd](#peeringend) | needed |" in page
+    assert set(re.findall(r"\(#(\w+)\)", page)) <= set(re.findall(r"^## (\w+)", page.lower(), re.MULTILINE)), "every link leads somewhere"
+
+
+def test_a_page_that_is_missing_or_stale_is_noticed(tmp_path: Path):
+    """Both are told by name."""
+    page = tmp_path / "reference.md"
+    assert generate.stale_page(page) == ["reference.md is missing"]
+    page.write_text("old")
+    assert generate.stale_page(page) == ["reference.md is stale"]
 
 
 def test_every_message_has_a_file_that_stands_alone():
