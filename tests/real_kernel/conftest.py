@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from tests.real_kernel.guest import INSIDE, ROOT, Guest
+from tests.real_kernel.guest import INSIDE, ROOT, Guest, sample
 from tests.real_kernel.report import RESULTS_VARIABLE
 
 RUN_INSIDE = ("tests/contract/kernel", "tests/integration/kernel", "tests/integration/applier", INSIDE)
@@ -38,7 +38,8 @@ def inner_tests() -> list[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "inner" in metafunc.fixturenames:
-        metafunc.parametrize("inner", [pytest.param(item, id=item.removeprefix("tests/")) for item in inner_tests()])
+        items = inner_tests() if metafunc.config.getoption("--whole") else sample(inner_tests())
+        metafunc.parametrize("inner", [pytest.param(item, id=item.removeprefix("tests/")) for item in items])
 
 
 @pytest.fixture(scope="session")

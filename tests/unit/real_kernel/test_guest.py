@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.real_kernel import guest as module
-from tests.real_kernel.guest import INSIDE, Guest, GuestError, split
+from tests.real_kernel.guest import CASES_MAX, INSIDE, Guest, GuestError, sample, split
 
 FIRST, SECOND = "tests/contract/test_a.py::test_one", "tests/contract/test_a.py::test_two"
 REPORT = """printf '{"id": "%s", "outcome": "%s", "text": "%s", "seconds": 0.1}\\n'"""
@@ -101,6 +101,16 @@ def test_without_a_kernel_it_says_what_installs_one(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(module, "find_kernel", lambda: None)
     with pytest.raises(GuestError, match=r"./run test --suite real-kernel"):
         Guest(tmp_path, [FIRST]).start()
+
+
+def test_of_many_cases_some_are_run_and_of_few_all() -> None:
+    """The sample has every test, in order, and the cases of one that has many are spread over all of them."""
+    many = [f"tests/a.py::test_many[{number}]" for number in range(45)]
+    few = ["tests/a.py::test_one", *(f"tests/b.py::test_few[{number}]" for number in range(CASES_MAX))]
+    found = sample([*many, *few])
+    assert found[-len(few) :] == few
+    assert found[: -len(few)] == [many[number] for number in (0, 5, 11, 16, 22, 28, 33, 39)]
+    assert sample([]) == []
 
 
 def test_tests_of_a_mesh_stay_together_in_one_of_two_even_runs() -> None:
