@@ -84,13 +84,13 @@ def test_a_link_going_down_is_an_event_though_its_routes_vanish_silently(machine
 
 def test_a_full_kernel_buffer_is_said(machine: LinuxMachine) -> None:
     """When the kernel drops messages, the loss is an event of its own."""
-    commands = "; ".join(f"ip route add blackhole 10.9.{number}.0/24" for number in range(64))
-    found = watch(machine, lambda: machine.run(commands), lambda item: item.overrun, buffer_bytes=2304)
+    commands = [f"route add blackhole 10.9.{number}.0/24" for number in range(64)]
+    found = watch(machine, lambda: machine.ip("-batch", "-", commands="\n".join(commands)), lambda item: item.overrun, buffer_bytes=2304)
     assert found[-1] == KernelEvent("all", overrun=True, kind="overrun")
 
 
 def test_a_full_queue_is_said(machine: LinuxMachine) -> None:
     """A consumer that is too slow gets one overrun instead of an endless queue."""
-    commands = "; ".join(f"ip route add blackhole 10.9.{number}.0/24; ip rule add pref {number + 50} lookup 9" for number in range(16))
-    found = watch(machine, lambda: machine.run(commands), lambda item: item.overrun, queue=8)
+    commands = [f"route add blackhole 10.9.{number}.0/24\nrule add pref {number + 50} lookup 9" for number in range(16)]
+    found = watch(machine, lambda: machine.ip("-batch", "-", commands="\n".join(commands)), lambda item: item.overrun, queue=8)
     assert found[-1].overrun
