@@ -43,6 +43,8 @@ Selector = Literal[
     "tcp flags",
     "tcp flags & (syn | rst)",
     "ct state",
+    "ct status",
+    "ct direction",
     "ct mark",
     "fib saddr type",
     "fib daddr type",

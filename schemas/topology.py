@@ -26,6 +26,7 @@ TUNNELS_MAX = 64
 _LAST_FIRST_PORT = 65535 - TUNNELS_MAX + 1
 Policy = Literal["repair", "alert"]
 Overlay = Literal["vxlan", "geneve"]
+Sources = Literal["per-node", "shared"]
 
 
 class DriftPolicy(Strict, frozen=True, kw_only=True):
@@ -42,6 +43,9 @@ class Cluster(Object, frozen=True, kw_only=True, tag=True):
     `pod_prefixes` hold its pods, `external_prefixes` what it shows to peers besides pods, `internal_prefixes` the overlay
     addresses of its nodes and gateways, one prefix for each family of the others; peers never see those. `overlay` carries packets
     between gateways and nodes.
+
+    `sources` says as what peers see traffic that no pod sent (nodes, NodePorts): as an address of each node's own in the first external
+    prefix with room for that, or all as the first address of an external prefix. Without it, per node where there is room.
     """
 
     pod_prefixes: Annotated[Prefixes, Meta(min_length=1)]
@@ -49,6 +53,7 @@ class Cluster(Object, frozen=True, kw_only=True, tag=True):
     internal_prefixes: Annotated[tuple[Prefix, ...], Meta(min_length=1, max_length=2)]
     overlay: Overlay = "vxlan"
     mtu: Annotated[int, Meta(ge=1280, le=65535)] = 1500
+    sources: Sources | None = None
     drift: DriftPolicy = DriftPolicy()
 
     @property
@@ -147,7 +152,26 @@ class PublicKey(Object, frozen=True, kw_only=True, tag=True):
         return self.cluster
 
 
-Topology = Cluster | Node | Gateway | Peering | Pod | PublicKey | FirewallConfiguration
+class IpMapping(Object, frozen=True, kw_only=True, tag=True):
+    """An address that peers reach although it is in no prefix that they see: they dial `external`, and get to `real`.
+
+    `real` is a pod's address, or any that a node of the cluster reaches: its own, a host's outside, another cluster's as this one sees it.
+    `external` is in an external prefix of the cluster; without it, one is chosen and kept. `node` leads to a `real` that is no pod's;
+    without it, one is chosen. With `masquerade`, `real` sees that node as the sender, so that the answer comes back to it.
+    """
+
+    cluster: Name
+    real: Address
+    external: Address | None = None
+    node: Name | None = None
+    masquerade: bool = False
+
+    @property
+    def home(self) -> Name:
+        return self.cluster
+
+
+Topology = Cluster | Node | Gateway | Peering | Pod | PublicKey | IpMapping | FirewallConfiguration
 KINDS: dict[str, type[Topology]] = {
     "Cluster": Cluster,
     "Node": Node,
@@ -155,6 +179,7 @@ KINDS: dict[str, type[Topology]] = {
     "Peering": Peering,
     "Endpoint": Pod,
     "PublicKey": PublicKey,
+    "IpMapping": IpMapping,
     "FirewallConfiguration": FirewallConfiguration,
 }
 
@@ -202,6 +227,9 @@ def _check(item: Topology) -> Topology:
                 raise DecodeError(reason, "$.internalPrefixes")
         case Node() | Gateway():
             _one_of_a_family(item.addresses, "$.addresses")
+        case IpMapping() if item.external is not None and item.external.family != item.real.family:
+            reason = f"{item.external} and the real address {item.real} are of two families; give an IPv{item.real.family} address"
+            raise DecodeError(reason, "$.external")
         case FirewallConfiguration():
             check_firewall(item)
         case Peering():

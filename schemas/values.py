@@ -129,9 +129,13 @@ class Prefix(Text):
             raise ValueError(msg)
         return Address.of((span.first + index).to_bytes(_BITS[span.family] // 8, "big"))
 
+    def place(self, address: Address) -> int:
+        """How many places after the first one a member of this prefix is."""
+        return _number(address)[1] - _span(self).first
+
     def translate(self, address: Address, onto: Prefix) -> Address:  # type: ignore[override]
         """`address`, a member of this prefix, as the member of `onto`, of the same family, with the same host part."""
-        return onto.address(_number(address)[1] - _span(self).first)
+        return onto.address(self.place(address))
 
 
 class Address(Text):

@@ -30,7 +30,9 @@ Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative=(), help
 Refs = Annotated[str, Parameter(help="KIND/CLUSTER/NAME, as Peering/rome/rome-milan")]
 Kind = Annotated[
     str | None,
-    Parameter(help="Cluster, Node, Gateway, Peering, Endpoint, PublicKey or FirewallConfiguration; capitals and a final s do not matter"),
+    Parameter(
+        help="Cluster, Node, Gateway, Peering, Endpoint, PublicKey, IpMapping, FirewallConfiguration; capitals and a final s do not matter"
+    ),
 ]
 ObjectName = Annotated[str | None, Parameter(help="CLUSTER/NAME, or NAME in whatever cluster")]
 Refused = Annotated[bool, Parameter(negative=(), help="Show what was said last and is not in force, and why")]

@@ -9,7 +9,7 @@ from schemas.drift import DriftEvent
 from schemas.plan import SnapshotHead
 from schemas.status import ApplyReport, Freeze, Refusal
 from schemas.topology import KINDS, Topology, decode_topology
-from services.planner.allocate import NUMBER, Allocations, Number, Rollout
+from services.planner.allocate import Allocations
 from services.planner.state import HostId
 from services.runtime import events
 from services.runtime.broker import Broker
@@ -60,10 +60,8 @@ async def allocations(broker: Broker) -> Allocations:
     found = Allocations()
     async for message in _replay(broker, subjects.ALLOCATION):
         what, cluster, name = subjects.parse(message.subject).tokens
-        if what == NUMBER:
-            found.put_number(HostId(cluster, name), codec.decode(message.data, Number))
-        else:
-            found.rollouts[cluster, name] = codec.decode(message.data, Rollout)
+        if message.data:
+            found.restore(what, cluster, name, message.data)
     return found
 
 

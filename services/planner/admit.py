@@ -12,9 +12,9 @@ from itertools import chain
 from msgspec import Struct
 
 from schemas.firewall import FirewallConfiguration
-from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Peering, Pod, PublicKey, Topology
+from schemas.topology import TUNNELS_MAX, Cluster, Gateway, IpMapping, Node, Peering, Pod, PublicKey, Topology
 from schemas.values import IPV4, IPV6, Address, Prefix
-from services.planner import admit_firewall, layout, names
+from services.planner import admit_firewall, admit_mapping, layout, names
 from services.planner.families import IPV6_MTU_MIN, carried, outer_family, overlay_mtu, tunnel_endpoint, tunnel_mtu, tunnel_overhead
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
@@ -60,6 +60,7 @@ def _users(item: Topology, state: State) -> Iterator[str]:
             yield from (other.ref for other in state.objects.values() if not isinstance(other, Cluster) and item.name in _clusters(other))
         case Node():
             yield from (state.pods[item.cluster][name].ref for name in sorted(state.pods_by_node[HostId(item.cluster, item.name)]))
+            yield from sorted(mapping.ref for mapping in state.mappings[item.cluster] if mapping.node == item.name)
         case Gateway():
             if attachment := state.attachments[item.cluster].get(item.name):
                 yield attachment.peering.ref
@@ -78,6 +79,8 @@ def _succession(item: Topology, state: State) -> Iterator[Problem]:
         )
     if isinstance(item, Cluster) and isinstance(before, Cluster) and next(state.hosts_of(item.name), None) is not None:
         yield from _internal_in_use(item, before)
+    if isinstance(item, Cluster) and isinstance(before, Cluster):
+        yield from (Problem(*found) for found in admit_mapping.still_needed(item, before, state))
 
 
 def _problems(item: Topology, state: State) -> Iterator[Problem]:
@@ -92,6 +95,8 @@ def _problems(item: Topology, state: State) -> Iterator[Problem]:
             yield from _public_key(item, state)
         case Peering():
             yield from _peering(item, state)
+        case IpMapping():
+            yield from _missing_cluster(item.cluster, "$.cluster", state) or _mapping(item, state)
         case FirewallConfiguration():
             yield from _missing_cluster(item.cluster, "$.cluster", state) or _firewall(item, state)
 
@@ -126,6 +131,7 @@ def _cluster(item: Cluster, state: State) -> Iterator[Problem]:
             yield Problem(reason, f"$.internalPrefixes[{index}]", retry=False)
     if IPV6 in item.families and item.mtu - layout.OVERLAY_OVERHEAD_BYTES[IPV4] < IPV6_MTU_MIN:
         yield Problem(_too_little("the overlay's headers", layout.OVERLAY_OVERHEAD_BYTES[IPV4], item.mtu), "$.mtu", retry=False)
+    yield from (Problem(*found) for found in admit_mapping.sources(item))
     if item.name in state.clusters:
         yield from _dependents(item, state)
 
@@ -207,6 +213,7 @@ def _place(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[Pro
         for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, *cluster.internal_prefixes):
             if prefix.covers(address):
                 yield Problem(f"the underlay address {address} lies inside {prefix} of its cluster: a loop", field, cluster.ref)
+        yield from (Problem(found[0], field, *found[2:]) for found in admit_mapping.underlay(item, address, state))
         other = state.host_with(item.cluster, address)
         if other is not None and other.name != item.name:
             yield Problem(f"the underlay address {address} is taken by {other.ref}", field, other.ref)
@@ -264,6 +271,10 @@ def _public_key(item: PublicKey, state: State) -> Iterator[Problem]:
     for other_host, other in state.keys.items():
         if other.key == item.key and other_host != host:
             yield Problem(f"the key is {other.ref}'s; every host has a key of its own", "$.key", other.ref)
+
+
+def _mapping(item: IpMapping, state: State) -> Iterator[Problem]:
+    yield from (Problem(*found) for found in admit_mapping.problems(item, state))
 
 
 def _firewall(item: FirewallConfiguration, state: State) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Numbers that objects get once and keep: host numbers, and how far a peering's tunnels are rolled out.
+"""What objects get once and keep: host numbers, external addresses of mappings, and how far a peering's tunnels are rolled out.
 
 An allocation is written once, by compare-and-set, and read back after a restart. The number that a host gets first is a hash of
 its name, so that the same topology leads to the same numbers in any order of arrival, and on paper (``meshmark plan``) as in the lab;
@@ -12,12 +12,18 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.topology import Gateway, Node, Topology
+from schemas import codec
+from schemas.topology import Cluster, Gateway, IpMapping, Node, Topology
+from schemas.values import Address
+from services.planner.external import is_for_sources, mapping_numbers
 from services.planner.layout import HOST_NUMBER_MAX
 from services.planner.state import Attachment, HostId, State
 
 NUMBER: Literal["number"] = "number"
 TUNNELS: Literal["tunnels"] = "tunnels"
+EXTERNAL: Literal["external"] = "external"
+_PROBES_MAX = 4096
+"""So many addresses are tried for a mapping in one external prefix."""
 
 
 class Number(Struct, frozen=True):
@@ -50,8 +56,19 @@ class Rollout(Struct, frozen=True):
 NOTHING = Rollout.complete(0)
 
 
+class External(Struct, frozen=True):
+    """The external address of a mapping that was given none."""
+
+    address: Address
+
+
 class Exhausted(ValueError):
-    """No number is free; the text names the prefix that is too small."""
+    """There is nothing free, or not what is asked for: the text says why, `field` what asked for it, `other` who has it."""
+
+    def __init__(self, reason: str, field: str = "$.name", other: str = "") -> None:
+        super().__init__(reason)
+        self.field = field
+        self.other = other
 
 
 class Allocations:
@@ -60,13 +77,25 @@ class Allocations:
     def __init__(self) -> None:
         self.numbers: dict[HostId, Number] = {}
         self.rollouts: dict[tuple[str, str], Rollout] = {}
+        self.externals: dict[tuple[str, str], External] = {}
+        """By cluster and name of the mapping."""
         self._owner: dict[tuple[str, int], HostId] = {}
+        self._mapping_with: dict[tuple[str, Address], str] = {}
         self._changed: set[tuple[str, str, str]] = set()
 
     def put_number(self, host: HostId, value: Number) -> None:
         """Take over an allocation that was read back."""
         self.numbers[host] = value
         self._owner[host.cluster, value.number] = host
+
+    def put_external(self, mapping: tuple[str, str], value: External) -> None:
+        """The same for a mapping's external address."""
+        self.externals[mapping] = value
+        self._mapping_with[mapping[0], value.address] = mapping[1]
+
+    def external(self, item: IpMapping) -> Address:
+        """The external address of a mapping, given or chosen; KeyError when it has none yet."""
+        return item.external or self.externals[item.cluster, item.name].address
 
     def number(self, host: HostId) -> int:
         """The number of a host that has one; KeyError otherwise."""
@@ -81,7 +110,9 @@ class Allocations:
             self._changed.add((TUNNELS, *peering))
 
     def allocate(self, state: State, item: Topology) -> None:
-        """Give `item` what it needs and does not have yet. `state` already holds it."""
+        """Give `item` what it needs and does not have yet; Exhausted when it cannot have it. `state` already holds it."""
+        if isinstance(item, IpMapping):
+            self._allocate_external(state, item)
         if not isinstance(item, Node | Gateway):
             return
         host = HostId(item.cluster, item.name)
@@ -91,10 +122,67 @@ class Allocations:
             self.put_number(host, Number(number))
             self._changed.add((NUMBER, *host))
 
+    def value(self, what: str, cluster: str, name: str) -> Number | External | Rollout | None:
+        """What is to be written for a change; None for what is gone."""
+        if what == NUMBER:
+            return self.numbers.get(HostId(cluster, name))
+        return self.externals.get((cluster, name)) if what == EXTERNAL else self.rollouts[cluster, name]
+
+    def restore(self, what: str, cluster: str, name: str, payload: bytes) -> None:
+        """Take over what was written."""
+        if what == NUMBER:
+            self.put_number(HostId(cluster, name), codec.decode(payload, Number))
+        elif what == EXTERNAL:
+            self.put_external((cluster, name), codec.decode(payload, External))
+        else:
+            self.rollouts[cluster, name] = codec.decode(payload, Rollout)
+
     def take_changes(self) -> list[tuple[str, str, str]]:
         """What is to be written since the last call: (what, cluster, name), sorted."""
         found, self._changed = sorted(self._changed), set()
         return found
+
+    def _allocate_external(self, state: State, item: IpMapping) -> None:
+        held = self.externals.get((item.cluster, item.name))
+        if item.external is not None:
+            self._take_external(state, item, item.external)
+        elif held is None or not _suits(state.clusters[item.cluster], item, held.address):
+            address = self._free_external(state, item)
+            self._release_external(item.cluster, item.name)
+            self.put_external((item.cluster, item.name), External(address))
+            self._changed.add((EXTERNAL, item.cluster, item.name))
+
+    def _take_external(self, state: State, item: IpMapping, address: Address) -> None:
+        """A given address must not be one that another mapping was given to keep."""
+        keeper = self._mapping_with.get((item.cluster, address))
+        if keeper is not None and keeper != item.name and _keeps(state, item.cluster, keeper):
+            other = state.mappings[item.cluster].by_name[keeper].ref
+            msg = f"{address} was chosen for {other}; give another one"
+            raise Exhausted(msg, "$.external", other)
+        for name in filter(None, (keeper, item.name)):
+            self._release_external(item.cluster, name)
+
+    def _free_external(self, state: State, item: IpMapping) -> Address:
+        cluster = state.clusters[item.cluster]
+        given = {other.external for other in state.mappings[item.cluster] if other.external is not None}
+        first = int.from_bytes(hashlib.blake2b(item.name.encode(), digest_size=16).digest(), "big")
+        for prefix in cluster.external_prefixes:
+            numbers = mapping_numbers(prefix) if prefix.family == item.real.family else range(0)
+            size = numbers.stop - numbers.start
+            for step in range(min(size, _PROBES_MAX)):
+                address = prefix.address(numbers.start + (first + step) % size)
+                keeper = self._mapping_with.get((item.cluster, address), item.name)
+                if address not in given and (keeper == item.name or not _keeps(state, item.cluster, keeper)):
+                    self._release_external(item.cluster, keeper)
+                    return address
+        msg = f"no external prefix of {cluster.ref} has an IPv{item.real.family} address free for it; add one, or give an `external`"
+        raise Exhausted(msg, "$.external", cluster.ref)
+
+    def _release_external(self, cluster: str, name: str) -> None:
+        value = self.externals.pop((cluster, name), None)
+        if value is not None:
+            self._mapping_with.pop((cluster, value.address), None)
+            self._changed.add((EXTERNAL, cluster, name))
 
     def _free_number(self, state: State, host: HostId) -> int:
         room = _room(state, host.cluster)
@@ -117,6 +205,17 @@ class Allocations:
         if value is not None:
             self._owner.pop((host.cluster, value.number), None)
             self._changed.add((NUMBER, *host))
+
+
+def _keeps(state: State, cluster: str, name: str) -> bool:
+    """Whether a mapping is there and was given no address, so that it keeps the chosen one."""
+    item = state.mappings[cluster].by_name.get(name)
+    return item is not None and item.external is None
+
+
+def _suits(cluster: Cluster, item: IpMapping, address: Address) -> bool:
+    inside = any(prefix.covers(address) for prefix in cluster.external_prefixes)
+    return address.family == item.real.family and inside and not is_for_sources(cluster, address)
 
 
 def _room(state: State, cluster: str) -> int:

@@ -189,7 +189,7 @@ class Core:
             self._dirty |= self._compiler.refresh(changed)
         except Exhausted as error:
             self._put_back(before, changed)
-            return Problem(str(error), "$.name")
+            return Problem(str(error), error.field, error.other)
         except (ValueError, KeyError) as error:
             # Admission should have known. One object that no plan can be made of must not stop all others.
             self._put_back(before, changed)

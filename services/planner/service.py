@@ -17,7 +17,6 @@ from schemas import codec, subjects
 from schemas.plan import Cause
 from schemas.status import Accept, ApplyReport, Freeze
 from schemas.topology import KINDS, Topology, decode_topology
-from services.planner.allocate import NUMBER, Number, Rollout
 from services.planner.core import Claim, Core, Outcome, Said, Step
 from services.planner.freeze import LIFTED, Freezer, Verdict
 from services.planner.plans import News, PlanWriter
@@ -161,7 +160,7 @@ class Planner:
     async def _write_allocations(self) -> None:
         allocations = self._core.allocations
         for what, cluster, name in allocations.take_changes():
-            value = allocations.numbers.get(HostId(cluster, name)) if what == NUMBER else allocations.rollouts[cluster, name]
+            value = allocations.value(what, cluster, name)
             await self._store(subjects.allocation(what, cluster, name), codec.encode(value) if value is not None else b"")
 
     async def _store(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
@@ -268,12 +267,8 @@ class Planner:
         async for message in self._broker.replay(_ALLOCATION, f"{subjects.ALLOCATION}.>"):
             what, cluster, name = subjects.parse(message.subject).tokens
             self._last_sequences[message.subject] = message.sequence
-            if not message.data:
-                continue
-            if what == NUMBER:
-                self._core.allocations.put_number(HostId(cluster, name), codec.decode(message.data, Number))
-            else:
-                self._core.allocations.rollouts[cluster, name] = codec.decode(message.data, Rollout)
+            if message.data:
+                self._core.allocations.restore(what, cluster, name, message.data)
 
     async def _restore_pending(self) -> None:
         """What was said last and is not in force waits for what it misses, as it did before the restart."""

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from schemas.objects import PassThrough
-from schemas.topology import Cluster, Gateway, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
+from schemas.topology import Cluster, Gateway, IpMapping, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
 from schemas.values import Address, Prefix
 from services.planner.names import overlay_link
+from services.planner.ring import Ring
 
 
 class HostId(NamedTuple):
@@ -45,6 +46,29 @@ class Attachment(NamedTuple):
         return HostId(self.far.cluster, self.far.gateway)
 
 
+class Mappings:
+    """The mappings of a cluster: by name, by real address, and by the external address that was given."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, IpMapping] = {}
+        self.by_real: dict[Address, IpMapping] = {}
+        self.by_external: dict[Address, IpMapping] = {}
+
+    def __iter__(self) -> Iterator[IpMapping]:
+        return iter(self.by_name.values())
+
+    def put(self, item: IpMapping) -> None:
+        self.by_name[item.name] = self.by_real[item.real] = item
+        if item.external is not None:
+            self.by_external[item.external] = item
+
+    def remove(self, item: IpMapping) -> None:
+        del self.by_name[item.name]
+        self.by_real.pop(item.real, None)
+        if item.external is not None:
+            self.by_external.pop(item.external, None)
+
+
 class State:
     """Admitted objects by reference (``Kind/cluster/name``). `put` and `remove` keep the indexes right."""
 
@@ -58,6 +82,9 @@ class State:
         self.pods_by_node: dict[HostId, set[str]] = defaultdict(set)
         self.keys: dict[HostId, PublicKey] = {}
         self.attachments: dict[str, dict[str, Attachment]] = defaultdict(dict)
+        self.mappings: dict[str, Mappings] = defaultdict(Mappings)
+        self.rings: dict[str, Ring] = defaultdict(Ring)
+        """The nodes of each cluster, for choices that few changes touch."""
         self.passing: dict[str, dict[str, PassThrough]] = defaultdict(dict)
         """Pass-through objects by cluster and reference."""
         self._addresses: dict[tuple[str, Address], str] = {}
@@ -75,6 +102,7 @@ class State:
         if isinstance(item, Node | Gateway):
             self._hosts_by_address.update({(item.cluster, address): item for address in item.addresses})
             self._hosts_by_link[item.cluster, overlay_link(item.name)] = item
+        self._put_choice(item)
         match item:
             case PassThrough():
                 self.passing[item.cluster][item.ref] = item
@@ -101,6 +129,7 @@ class State:
         if item is not None:
             self._counts[item.kind] -= 1
             self.passing[item.home].pop(ref, None)
+            self._remove_choice(item)
         match item:
             case Cluster():
                 del self.clusters[item.name]
@@ -121,6 +150,19 @@ class State:
                 for address in item.addresses:
                     self._addresses.pop((item.cluster, address), None)
         return item
+
+    def _put_choice(self, item: Topology) -> None:
+        """Index mappings, and what is chosen from for them."""
+        if isinstance(item, IpMapping):
+            self.mappings[item.cluster].put(item)
+        elif isinstance(item, Node):
+            self.rings[item.cluster].add(item.name)
+
+    def _remove_choice(self, item: Topology) -> None:
+        if isinstance(item, IpMapping):
+            self.mappings[item.cluster].remove(item)
+        elif isinstance(item, Node):
+            self.rings[item.cluster].discard(item.name)
 
     def copy(self) -> State:
         return State(self.objects.values())

@@ -239,7 +239,7 @@ class Live:
         checks: list[Check] = []
 
         async def passed() -> bool:
-            checks[:] = await probe.check(self.objects.values())
+            checks[:] = await probe.check(self.objects.values(), self.board.chosen)
             return all(check.ok for check in checks)
 
         await eventually(passed, "all probes pass", lambda: [f"{check.name}: {check.detail}" for check in checks if not check.ok])

@@ -60,7 +60,10 @@ def up(
 
 @lab.command
 def check(*, state: State = None, output: Output = "table") -> int:
-    """Send UDP and TCP between all pods of the lab that the topology joins, and compare what arrives with what it says."""
+    """Send UDP and TCP between all pods of the lab that the topology joins, and compare what arrives with what it says.
+
+    So do nodes to a pod of each peer, and a pod of each peer to every address that a cluster maps.
+    """
     _need_root()
     folder = _running(state)
     with Console(stderr=True).status("probing all pairs of pods"):
@@ -168,7 +171,7 @@ def _supervise(folder: Folder, topology: list[Topology]) -> Callable[[Progress],
 
 async def _check(folder: Folder) -> list[Check]:
     async with Feed.open(folder.url.read_text(encoding="ascii").strip(), "lab-check") as feed:
-        return await probe.check(feed.board.objects.values())
+        return await probe.check(feed.board.objects.values(), feed.board.chosen)
 
 
 def _running(state: Path | None) -> Folder:

@@ -12,10 +12,13 @@ from schemas.drift import DriftEvent
 from schemas.plan import PlanDiff
 from schemas.status import ApplyReport, Refusal
 from schemas.topology import Gateway, Node, Topology, decode_topology
+from services.cli.lab.chosen import Chosen
 
-FOLLOWED = tuple(f"{stream}.>" for stream in (subjects.STATE, subjects.PLAN, subjects.STATUS, subjects.REFUSED, subjects.DRIFT))
+FOLLOWED = tuple(
+    f"{stream}.>" for stream in (subjects.STATE, subjects.ALLOCATION, subjects.PLAN, subjects.STATUS, subjects.REFUSED, subjects.DRIFT)
+)
 """The subjects whose messages a board is told."""
-LASTING = tuple(f"{stream}.>" for stream in (subjects.STATE, subjects.PLAN, subjects.STATUS))
+LASTING = tuple(f"{stream}.>" for stream in (subjects.STATE, subjects.ALLOCATION, subjects.PLAN, subjects.STATUS))
 """Those among them whose newest message each is the state of something: worth reading at the start."""
 
 HostKey = tuple[str, str]
@@ -28,6 +31,7 @@ class Board:
         self.objects: dict[str, Topology] = {}
         self.version = 0
         """Grows whenever `objects` changes."""
+        self.chosen = Chosen()
         self.generations: dict[HostKey, int] = {}
         self.reports: dict[HostKey, ApplyReport] = {}
         self.refusals: list[Refusal] = []
@@ -39,6 +43,8 @@ class Board:
         stream = subjects.parse(subject).stream
         if stream == subjects.STATE:
             self._tell_state(subject, data)
+        elif stream == subjects.ALLOCATION:
+            self.chosen.tell(subject, data)
         elif not data:
             return
         elif stream == subjects.PLAN:

@@ -17,7 +17,7 @@ from services.runtime.settings import BrokerSettings
 
 _RESYNC_S = 10.0
 _STREAMS_S = 0.2
-_STREAM_NAMES = {subjects.STATE: "STATE", subjects.PLAN: "PLAN", subjects.STATUS: "STATUS"}
+_STREAM_NAMES = {subjects.STATE: "STATE", subjects.ALLOCATION: "ALLOCATION", subjects.PLAN: "PLAN", subjects.STATUS: "STATUS"}
 
 log = structlog.get_logger(__name__)
 

@@ -1,6 +1,6 @@
-"""Packets between pods, and what the receiving pod saw: the check of the data path that trusts nobody.
+"""Packets between pods, from nodes and to mapped addresses, and what the receiver saw: the check of the data path that trusts nobody.
 
-One process holds sockets in every pod's namespace and drives them all from one event loop. A server answers each request with
+One process holds sockets in all their namespaces and drives them all from one event loop. A server answers each request with
 the addresses that it saw, so that a client learns both whether a packet got through and how it was translated on the way.
 """
 
@@ -18,14 +18,18 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from schemas.topology import Pod, Topology
+from schemas.topology import IpMapping, Node, Pod, Topology
 from schemas.values import FAMILIES, IPV4, IPV6, SOCKET_FAMILY, Address, Family
 from services.cli.lab import namespaces
+from services.cli.lab.chosen import Chosen
+from services.cli.lab.crossing import from_node, to_mapping
 from services.cli.lab.expected import Walk, expected
-from services.cli.lab.layout import pod_namespace
+from services.cli.lab.layout import host_namespace, pod_namespace
 from services.runtime.errors import MeshmarkError, Permanent
 
 Protocol = Literal["udp", "tcp"]
+_PROTOCOLS: tuple[Protocol, ...] = ("udp", "tcp")
+_ANY = {IPV4: Address("0.0.0.0"), IPV6: Address("::")}  # noqa: S104 - as a sender: the kernel chooses
 Place = tuple[str, Family]
 """A network namespace, and the family of what is to be served there."""
 
@@ -44,11 +48,19 @@ class Check(Struct, frozen=True):
     detail: str
 
 
-class Probe(Struct, frozen=True):
-    """One pod pair, protocol and family, and what has to be seen; `walk` is None where the topology gives no way."""
+class Party(Struct, frozen=True):
+    """Who speaks or is spoken to: how it is called, its namespace, and the address that it speaks from (None: as its kernel chooses)."""
 
-    client: Pod
-    server: Pod
+    name: str
+    namespace: str
+    address: Address | None = None
+
+
+class Probe(Struct, frozen=True):
+    """One pair of parties, protocol and family, and what has to be seen; `walk` is None where the topology gives no way."""
+
+    client: Party
+    server: Party
     protocol: Protocol
     walk: Walk | None
     family: Family = IPV4
@@ -56,7 +68,7 @@ class Probe(Struct, frozen=True):
     @property
     def name(self) -> str:
         protocol = f"{self.protocol}6" if self.family == IPV6 else self.protocol
-        return f"{protocol} {self.client.cluster}/{self.client.name} → {self.server.cluster}/{self.server.name}"
+        return f"{protocol} {self.client.name} → {self.server.name}"
 
 
 class Seen(Struct, frozen=True):
@@ -69,26 +81,55 @@ class Seen(Struct, frozen=True):
 def probes(topology: Iterable[Topology]) -> list[Probe]:
     """Every ordered pod pair, by UDP and by TCP, in each family that both pods have."""
     items = list(topology)
-    pods = sorted((item for item in items if isinstance(item, Pod)), key=lambda pod: pod.ref)
     return [
-        Probe(client, server, protocol, expected(items, client, server, family), family)
-        for client, server in itertools.permutations(pods, 2)
+        Probe(_pod(client, family), _pod(server, family), protocol, expected(items, client, server, family), family)
+        for client, server in itertools.permutations(_pods(items), 2)
         for family in FAMILIES
         if all(any(address.family == family for address in pod.addresses) for pod in (client, server))
-        for protocol in ("udp", "tcp")
+        for protocol in _PROTOCOLS
     ]
 
 
-async def check(topology: Iterable[Topology]) -> list[Check]:
-    """Probe every pod pair that the topology joins and compare with what it says; other pairs are not part of the answer."""
-    wanted = [probe for probe in probes(topology) if probe.walk is not None]
+def crossings(topology: Iterable[Topology], chosen: Chosen) -> Iterator[Probe]:
+    """Every node to the first pod of each peer, and the first pod of each peer to every mapping, where there is a way."""
+    items = list(topology)
+    firsts = list({pod.cluster: pod for pod in reversed(_pods(items))}.values())
+    for node in sorted((item for item in items if isinstance(item, Node)), key=lambda node: node.ref):
+        client = Party(f"{node.cluster}/node/{node.name}", host_namespace(node.cluster, node.name))
+        for pod, family, protocol in itertools.product(firsts, FAMILIES, _PROTOCOLS):
+            if (walk := from_node(items, chosen, node, pod, family)) is not None:
+                yield Probe(client, _pod(pod, family), protocol, walk, family)
+    for item in sorted((item for item in items if isinstance(item, IpMapping)), key=lambda item: item.ref):
+        for pod in firsts:
+            if (way := to_mapping(items, chosen, pod, item)) is not None:
+                server = Party(f"{item.cluster}/mapping/{item.name}", way[1])
+                yield from (Probe(_pod(pod, item.real.family), server, protocol, way[0], item.real.family) for protocol in _PROTOCOLS)
+
+
+def _pods(items: Iterable[Topology]) -> list[Pod]:
+    return sorted((item for item in items if isinstance(item, Pod)), key=lambda pod: pod.ref)
+
+
+def _pod(pod: Pod, family: Family) -> Party:
+    address = next((address for address in pod.addresses if address.family == family), None)
+    return Party(f"{pod.cluster}/{pod.name}", pod_namespace(pod.cluster, pod.name), address)
+
+
+async def check(topology: Iterable[Topology], chosen: Chosen | None = None) -> list[Check]:
+    """Probe every pod pair that the topology joins and compare with what it says; other pairs are not part of the answer.
+
+    With what the planner has `chosen`, nodes and mapped addresses are probed, too.
+    """
+    items = list(topology)
+    wanted = [probe for probe in probes(items) if probe.walk is not None]
+    wanted += crossings(items, chosen) if chosen is not None else ()
     gate = asyncio.Semaphore(_TOGETHER)
 
     async def one(probe: Probe, ports: dict[Place, int]) -> Check:
         async with gate:
             return await _check(probe, ports)
 
-    async with _servers({(_namespace(pod), probe.family) for probe in wanted for pod in (probe.client, probe.server)}) as ports:
+    async with _servers({(probe.server.namespace, probe.family) for probe in wanted}) as ports:
         return list(await asyncio.gather(*(one(probe, ports) for probe in wanted)))
 
 
@@ -96,23 +137,18 @@ async def _check(probe: Probe, ports: dict[Place, int]) -> Check:
     assert probe.walk is not None
     walk = probe.walk
     try:
-        port = ports[_namespace(probe.server), probe.family]
+        port = ports[probe.server.namespace, probe.family]
         ask = _ask_udp if probe.protocol == "udp" else _ask_tcp
-        source = next(address for address in probe.client.addresses if address.family == probe.family)
-        seen = await ask(_namespace(probe.client), (source, walk.dial, port))
+        seen = await ask(probe.client.namespace, (probe.client.address or _ANY[probe.family], walk.dial, port))
     except (MeshmarkError, OSError) as error:  # the latter from a pod that is being made: its address is not there yet
         return Check(probe.name, ok=False, detail=str(error))
     except KeyError:
-        return Check(probe.name, ok=False, detail=f"no network namespace {_namespace(probe.server)}")
+        return Check(probe.name, ok=False, detail=f"no network namespace {probe.server.namespace}")
     if seen is None:
         return Check(probe.name, ok=False, detail=f"dialled {walk.dial}: no answer in {_TRIES} tries of {_PATIENCE_S} s")
-    ok = (seen.source, seen.destination) == (walk.seen_source, walk.seen_destination)
+    ok = walk.fits(seen.source, seen.destination)
     wanted = "" if ok else f"; expected {walk.seen_source} → {walk.seen_destination}"
     return Check(probe.name, ok=ok, detail=f"dialled {walk.dial}, server saw {seen.source} → {seen.destination}{wanted}")
-
-
-def _namespace(pod: Pod) -> str:
-    return pod_namespace(pod.cluster, pod.name)
 
 
 @contextlib.asynccontextmanager

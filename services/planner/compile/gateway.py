@@ -5,6 +5,10 @@ class's table sends it through the tunnels. Incoming: a packet from a tunnel get
 owns the pod, and the source is translated to the address by which this cluster sees the far one. Policy rules grow neither with tunnels
 nor with nodes.
 
+What nodes send comes under an external address of the node's own, or under its overlay address, which becomes the one external address
+that all nodes share: which of them is the nodes' business (``Cluster.sources``), and a gateway takes both, so that a change of mind is
+one element on each node. Connection tracking makes the ports of shared flows unique; there is neither a mark nor a rule per node.
+
 All of this is made once for each family that the peering carries: objects of the second have a 6 in their names.
 
 Whatever meets no translation, no route or no tunnel is dropped or unreachable: class tables end in `unreachable`, and so does each remote
@@ -39,6 +43,7 @@ from schemas.values import IPV4, IPV6, Address, Endpoint, Family, Mac, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
+from services.planner.external import node_source, shared_source
 from services.planner.families import carried, overlay_address, overlay_mtu, tunnel_endpoint, tunnel_mtu, underlay_ends
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
@@ -90,9 +95,12 @@ def node(state: State, allocations: Allocations, attachment: Attachment, item: N
     families = carried(state, attachment.peering)
     yield from overlay_link(allocations, cluster, gateway, item, families)
     link = names.overlay_link(item.name)
+    number = allocations.number(HostId(item.cluster, item.name))
     for family in families:
-        address = overlay_address(cluster, allocations.number(HostId(item.cluster, item.name)), family)
+        address = overlay_address(cluster, number, family)
         yield Route(layout.INCOMING_TABLE, address.host_prefix, hops=(NextHop(link),))
+        if (own := node_source(cluster, number, family)) is not None:
+            yield Route(layout.INCOMING_TABLE, own.host_prefix, hops=(NextHop(link, address, onlink=True),))
         for prefix in of_family(item.pod_prefixes, family):
             yield Route(layout.INCOMING_TABLE, prefix, hops=(NextHop(link, address, onlink=True),))
 
@@ -183,6 +191,14 @@ def _sets(state: State, attachment: Attachment, table: str, families: Iterable[F
         yield NftSet(table, f"sources{words.suffix}", words.type, interval=True)
         yield NftSet(table, f"to_real{words.suffix}", words.type, words.type, interval=True, value_interval=True)
         yield NftSet(table, f"to_seen{words.suffix}", words.type, words.type, interval=True, value_interval=True)
+        yield NftSet(table, f"mapped{words.suffix}", words.type, words.type)
+        yield NftSet(table, f"to_external{words.suffix}", words.type, words.type, interval=True)
+    for internal in cluster.internal_prefixes:
+        shared = shared_source(cluster, internal.family)
+        if internal.family in families and shared is not None:
+            suffix = WORDS[internal.family].suffix
+            yield NftElement(table, f"sources{suffix}", internal.bare)
+            yield NftElement(table, f"to_external{suffix}", internal.bare, shared)
     for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes):
         if prefix.family in families:
             yield NftElement(table, f"sources{WORDS[prefix.family].suffix}", prefix.bare)
@@ -194,7 +210,9 @@ def _sets(state: State, attachment: Attachment, table: str, families: Iterable[F
 
 def _chains(state: State, attachment: Attachment, table: str, families: Sequence[Family]) -> Iterator[PlanObject]:
     port = attachment.peering.port
-    outer = (overlay_port(state.clusters[attachment.end.cluster]), f"{port}-{port + TUNNELS_MAX - 1}")
+    cluster = state.clusters[attachment.end.cluster]
+    internal = [prefix for prefix in cluster.internal_prefixes if prefix.family in families]
+    outer = (overlay_port(cluster), f"{port}-{port + TUNNELS_MAX - 1}")
     spoken = [WORDS[family] for family in families]
     checked = [_CHECKED[family] for family in families] if IPV6 in families else [()]
     yield NftChain(table, "from_overlay", ((SetMark(layout.CLASS_OUTGOING, layout.CLASS_MASK),),))
@@ -208,13 +226,16 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
             # The reverse path must be where the packet came from. An ICMP error has the address of a router on the way.
             *((Match("iifname", (_OVERLAY,)), _NOT_RELATED, *what, _FROM_ELSEWHERE, *_DROP) for what in checked),
             *((Match("iifname", (_TUNNEL,)), _NOT_RELATED, *what, _NOT_BY_A_TUNNEL, *_DROP) for what in checked),
+            # Overlay addresses are nobody's business but the cluster's. What is said to a node in answer has another destination here.
+            *((Match("iifname", (_TUNNEL,)), Match(WORDS[one.family].destination, (one.bare,)), *_DROP) for one in internal),
         ),
         "filter",
         "prerouting",
         layout.PRIORITY_MANGLE,
     )
     to_real = tuple((_OUTGOING, Nat("dnat", f"to_real{WORDS[family].suffix}", family=family)) for family in families)
-    yield NftChain(table, "outgoing", to_real, "nat", "prerouting", layout.PRIORITY_DSTNAT)
+    mapped = tuple((_INCOMING, Nat("dnat", f"mapped{WORDS[family].suffix}", prefix=False, family=family)) for family in families)
+    yield NftChain(table, "destinations", (*to_real, *mapped), "nat", "prerouting", layout.PRIORITY_DSTNAT)
     yield NftChain(
         table,
         "forward",
@@ -230,7 +251,9 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
         layout.PRIORITY_FILTER,
     )
     to_seen = tuple((_INCOMING, Nat("snat", f"to_seen{WORDS[family].suffix}", family=family)) for family in families)
-    yield NftChain(table, "incoming", (*to_seen, (_INCOMING, *_DROP)), "nat", "postrouting", layout.PRIORITY_SRCNAT)
+    to_external = tuple((_OUTGOING, Nat("snat", f"to_external{WORDS[family].suffix}", prefix=False, family=family)) for family in families)
+    senders = (*to_seen, (_INCOMING, *_DROP), *to_external)
+    yield NftChain(table, "senders", senders, "nat", "postrouting", layout.PRIORITY_SRCNAT)
     yield NftChain(
         table,
         "leave",

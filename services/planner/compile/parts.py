@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from schemas.objects import PassThrough
 from schemas.plan import Entry, HostPlan, PlanObject, SummedUnit, WireguardLink, WireguardPeer
-from schemas.topology import DriftPolicy, Gateway, Node, Pod, Topology
+from schemas.topology import DriftPolicy, Gateway, IpMapping, Node, Pod, Topology
 from schemas.values import Name
 from services.planner.allocate import Allocations
-from services.planner.compile import gateway, node
+from services.planner.compile import gateway, mapping, node
 from services.planner.compile.passing import Passing
 from services.planner.compile.passing import unit_name as passed_unit_name
+from services.planner.mappings import is_pods, leaders_around, leading_node, led_by
 from services.planner.state import Attachment, HostId, State
 
 
@@ -57,9 +58,8 @@ class Compiler:
             match item:
                 case PassThrough():
                     passed.update(host for host in self._state.hosts_of(item.cluster) if self._pass(host, item))
-                case Pod() | Node():
-                    if isinstance(item, Node):
-                        whole.add(HostId(item.cluster, item.name))
+                case Pod() | Node() | IpMapping():
+                    whole.update(_whole(self._state, item))
                     sources = _sources(self._state, item)
                     for attachment in self._state.attachments[item.cluster].values():
                         single.setdefault(attachment.host, set()).update(sources)
@@ -131,10 +131,23 @@ def compile_all(state: State, allocations: Allocations) -> dict[HostId, HostPlan
     return {host: compile_host(state, allocations, host) for host in state.hosts()}
 
 
-def _sources(state: State, item: Pod | Node) -> set[str]:
-    """The sources of the parts that a pod or a node touches on gateways: itself, and the pods of a node."""
-    pods = state.pods_by_node[HostId(item.cluster, item.name)] if isinstance(item, Node) else ()
-    return {item.ref, *(f"Endpoint/{item.cluster}/{pod}" for pod in pods)}
+def _sources(state: State, item: Pod | Node | IpMapping) -> set[str]:
+    """The sources of the parts that such an object touches on gateways: itself, a node's pods, the mappings that it may lead to."""
+    if not isinstance(item, Node):
+        return {item.ref}
+    pods = state.pods_by_node[HostId(item.cluster, item.name)]
+    led = (each.ref for each in state.mappings[item.cluster] if not is_pods(state, each))
+    return {item.ref, *(f"Endpoint/{item.cluster}/{pod}" for pod in pods), *led}
+
+
+def _whole(state: State, item: Pod | Node | IpMapping) -> Iterator[HostId]:
+    """The nodes that such an object touches."""
+    match item:
+        case Node():
+            yield HostId(item.cluster, item.name)
+            yield from (HostId(item.cluster, leader.name) for leader in leaders_around(state, item))
+        case IpMapping() if item.cluster in state.clusters and (leader := leading_node(state, item)) is not None:
+            yield HostId(item.cluster, leader.name)
 
 
 def _neighbourhood(state: State, item: Topology) -> Iterator[HostId]:
@@ -157,12 +170,16 @@ def _all_parts(state: State, allocations: Allocations, host: HostId) -> dict[Par
             if attachment.end.gateway in state.gateways[host.cluster]:
                 made = _entries(node.base(state, allocations, attachment, known), _because(attachment, known))
                 parts[PartId(unit_name(attachment), "")] = made
+                for item in led_by(state, known):
+                    because = _because(attachment, known, item)
+                    parts[PartId(unit_name(attachment), item.ref)] = _entries(mapping.on_node(state, attachment, item), because)
     attachment_here = state.attachments[host.cluster].get(host.name)
     if isinstance(known, Gateway) and attachment_here is not None:
         sources = [
             "",
             *(item.ref for item in state.nodes[host.cluster].values()),
             *(item.ref for item in state.pods[host.cluster].values()),
+            *(item.ref for item in state.mappings[host.cluster]),
         ]
         for source in sources:
             if part := _gateway_part(state, allocations, attachment_here, source):
@@ -178,6 +195,10 @@ def _gateway_part(state: State, allocations: Allocations, attachment: Attachment
         case Pod():
             because = (f"Node/{item.cluster}/{item.node}", item.ref, attachment.peering.ref)
             return _entries(gateway.pod(state, allocations, attachment, item), because)
+        case IpMapping():
+            leader = None if is_pods(state, item) else leading_node(state, item)
+            refs = _because(attachment, item, *([leader] if leader is not None else []))
+            return _entries(mapping.on_gateway(state, allocations, attachment, item), refs)
         case _ if source == "":
             keys = [state.keys[host].ref for host in (attachment.host, attachment.far_host) if host in state.keys]
             return _entries(gateway.base(state, allocations, attachment), _because(attachment), keys)

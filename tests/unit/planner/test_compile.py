@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from schemas.plan import HostPlan, NftChain, PolicyRule, Route, VxlanLink, WireguardLink, WireguardPeer, diff_units, digest_of, unit_digest
-from schemas.topology import Peering, Topology
-from schemas.values import Address, Endpoint, Prefix
+from schemas.topology import IpMapping, Peering, Topology
+from schemas.values import Address, Endpoint, Name, Prefix
 from services.cli.files import load
 from services.cli.render import plan_text
 from services.planner import layout
@@ -133,10 +133,10 @@ def test_ipv6_alone() -> None:
 
 
 def test_one_route_per_node_and_prefix() -> None:
-    """The incoming table grows by two routes for a node: to the node, and to its pods."""
+    """The incoming table grows by three routes for a node: to the node, to its address as a sender, and to its pods."""
     few, more = (settled_plans(two_clusters(nodes))[ROME_GATEWAY] for nodes in (2, 3))
     added = {key for key in more.objects() if key not in few.objects() and isinstance(more.objects()[key], Route)}
-    assert len(added) == 2
+    assert len(added) == 3
 
 
 def test_a_roaming_pod_gets_a_host_route() -> None:
@@ -197,7 +197,9 @@ def test_because_leads_to_topology() -> None:
 
 def test_the_same_objects_in_any_order_give_the_same_plans() -> None:
     """What is refused for want of something else is admitted when that comes: order of arrival does not show in plans."""
-    items = [*two_clusters(), *keys()]
+    mapped = ("10.200.1.10", "192.0.2.50", "172.18.0.12", "10.61.1.10")
+    mappings = [IpMapping(name=Name(f"m{number}"), cluster=Name("rome"), real=Address(real)) for number, real in enumerate(mapped)]
+    items = [*two_clusters(), *keys(), *mappings]
     assert plans_of(items) == plans_of(list(reversed(items)))
 
 
@@ -244,6 +246,18 @@ POOL: list[Topology] = [
     one_chain(rule(match("outInterface", "@tunnels")), hosts={"role": "gateway"}),
     one_chain(rule(match("outInterface", "@tunnels")), hosts={"names": ["worker-*"], "peering": "rome-milan"}),
     one_chain(rule(action={"action": "setMark", "value": 1}), name="marks"),
+    cluster("rome", sources="shared"),
+    *(
+        IpMapping(name=Name(name), cluster=Name("rome"), real=Address(real), **fields)
+        for name, real, fields in (
+            ("pods", "10.200.1.10", {}),
+            ("pods", "10.200.77.7", {"external": Address("10.70.99.1")}),
+            ("outside", "192.0.2.50", {}),
+            ("outside", "192.0.2.51", {"node": Name("worker-1"), "masquerade": True}),
+            ("nodes", "172.18.0.12", {}),
+            ("far", "10.61.2.10", {}),
+        )
+    ),
 ]
 
 

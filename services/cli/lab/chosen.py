@@ -1,0 +1,28 @@
+"""What the planner chose once and keeps: host numbers, and external addresses of mappings that were given none."""
+
+from __future__ import annotations
+
+from schemas import codec, subjects
+from schemas.topology import IpMapping
+from schemas.values import Address
+from services.planner.allocate import EXTERNAL, NUMBER, External, Number
+
+
+class Chosen:
+    """By cluster and name."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[str, str], int] = {}
+        self.externals: dict[tuple[str, str], Address] = {}
+
+    def tell(self, subject: str, data: bytes) -> None:
+        """Take an allocation in."""
+        what, cluster, name = subjects.parse(subject).tokens
+        if what == NUMBER and data:
+            self.numbers[cluster, name] = codec.decode(data, Number).number
+        elif what == EXTERNAL and data:
+            self.externals[cluster, name] = codec.decode(data, External).address
+
+    def external(self, item: IpMapping) -> Address | None:
+        """What peers reach a mapping by; None while it is not known."""
+        return item.external or self.externals.get((item.cluster, item.name))
