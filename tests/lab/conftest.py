@@ -48,6 +48,8 @@ EXAMPLE = EXAMPLES / "two-clusters.yaml"
 CHANGE_S = 60.0
 """A change, also one that makes namespaces and starts services, is in force within this time on a busy machine."""
 POLL_S = 0.05
+CROSSING = ("/node/", "/mapping/")
+"""In the names of probes that are not between pods."""
 MARKER_TABLE = "meshmark.marker"
 ETH_P_ALL = 3
 OUTGOING = 4  # PACKET_OUTGOING of linux/if_packet.h
@@ -235,7 +237,7 @@ class Live:
         await eventually(self._is_settled, "every host holds its last plan", self._missing)
 
     async def carries(self) -> list[Check]:
-        """Until every probe between pods passes; returns the probes."""
+        """Until every probe passes; returns those between pods."""
         checks: list[Check] = []
 
         async def passed() -> bool:
@@ -243,7 +245,12 @@ class Live:
             return all(check.ok for check in checks)
 
         await eventually(passed, "all probes pass", lambda: [f"{check.name}: {check.detail}" for check in checks if not check.ok])
-        return checks
+        return [check for check in checks if not any(word in check.name for word in CROSSING)]
+
+    async def crosses(self) -> list[Check]:
+        """The probes of nodes and of mapped addresses, passed or not."""
+        checks = await probe.check(self.objects.values(), self.board.chosen)
+        return [check for check in checks if any(word in check.name for word in CROSSING)]
 
     async def refusal(self, ref: str, after: int = 0) -> Any:
         """The first refusal of this object beyond the first `after` refusals on the board."""
