@@ -83,7 +83,7 @@ def strayed(packets: dict[str, list[Packet]], allowed: Sequence[str] = ()) -> li
 
 
 def send(client: str, *destinations: str, count: int = 5, port: int = PORT) -> None:
-    """Datagrams from a pod, as ``rome.pod.shop``, to addresses; an ICMP error is as good as silence."""
+    """Datagrams from a pod, as ``rome.pod.shop``, or a host to addresses; an ICMP error is as good as silence."""
     with namespaces.inside(f"{PREFIX}{client}", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as opened:
         for _ in range(count):
             for destination in destinations:
@@ -92,11 +92,13 @@ def send(client: str, *destinations: str, count: int = 5, port: int = PORT) -> N
 
 
 def send_all(live: Live) -> None:
-    """From every pod to every pod of the other cluster."""
+    """From every pod to every pod of the other cluster, and from every node."""
     names = [f"{item.cluster}/{item.name}" for item in live.mesh.topology if item.kind == "Endpoint"]
     for client in names:
         far = [server for server in names if server.split("/")[0] != client.split("/")[0]]
-        send(client.replace("/", ".pod."), *(live.walk(client, server).dial for server in far))
+        targets = [live.walk(client, server).dial for server in far]
+        send(client.replace("/", ".pod."), *targets)
+        send(f"{client.split('/')[0]}.{live.pod(client).node}", *targets)
 
 
 async def judged(live: Live, act: Callable[[], None], allowed: Sequence[str] = ()) -> None:
@@ -240,7 +242,8 @@ async def test_from_the_first_staged_step_on(live: Live, order: tuple[str, str])
             if name == "rome.worker-1" and key == guard:
                 guarded[0] = not guarded[0]
             # Packets of the guarded time have a port of their own: one sent before may still be on its way.
-            send("rome.pod.shop", target, count=1, port=GUARDED_PORT if guarded[0] else PORT)
+            for sender in ("rome.pod.shop", "rome.worker-1"):
+                send(sender, target, count=1, port=GUARDED_PORT if guarded[0] else PORT)
             if guarded[0]:
                 sent_after.append(f"{name}: {key}")
 
