@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 from collections.abc import Iterator
 
@@ -29,5 +30,6 @@ class Ring:
             yield self._places[index][1]
 
 
+@functools.lru_cache(maxsize=65536)
 def _hash(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")

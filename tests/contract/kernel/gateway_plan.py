@@ -1,6 +1,6 @@
 """A gateway-like plan for the contract suite: every layer, every kind of nft statement."""
 
-from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, SetMark, Verdict, VerdictMap
+from schemas.nft import ClampMss, Counter, Masquerade, Match, Nat, Notrack, SetMark, Verdict, VerdictMap
 from schemas.plan import (
     GUARD_METRIC,
     MAIN_TABLE,
@@ -112,6 +112,8 @@ def _second_family(tag: str) -> list[PlanObject]:
         PolicyRule(903, 7001, family=IPV6),
         NftSet(TABLE, "local6", "ipv6_addr", interval=True),
         NftElement(TABLE, "local6", "fd00:200::/32"),
+        NftSet(TABLE, "everybody6", "ipv6_addr", "ipv6_addr", interval=True),
+        NftElement(TABLE, "everybody6", "::/0", "fd00:70::1"),
         NftElement(TABLE, "local6", "fd00:70::1"),
         NftSet(TABLE, "hosts6", "ipv6_addr", "ipv6_addr"),
         NftElement(TABLE, "hosts6", "fd00:70::4", "fd00:200:2::10"),
@@ -161,6 +163,8 @@ def _firewall(tag: str) -> list[PlanObject]:
         NftSet(TABLE, "ports", "inet_service", interval=True),
         NftElement(TABLE, "ports", "4789"),
         NftElement(TABLE, "ports", "51840-51850"),
+        NftSet(TABLE, "everybody", "ipv4_addr", "ipv4_addr", interval=True),
+        NftElement(TABLE, "everybody", "0.0.0.0/0", "10.70.0.1"),
         NftSet(TABLE, "empty", "ipv4_addr", "ipv4_addr", interval=True, value_interval=True),
         NftSet(TABLE, "dn", "ipv4_addr", "ipv4_addr", interval=True, value_interval=True),
         NftSet(TABLE, "sn", "ipv4_addr", "ipv4_addr", interval=True, value_interval=True),
@@ -184,6 +188,7 @@ def _chains(own: str, far: str) -> list[PlanObject]:
         (Match("oifname", ("@tunnels",)), Match("tcp flags & (syn | rst)", ("syn",)), ClampMss()),
         (Match("meta l4proto", ("tcp", "udp")), Match("ct state", ("new", "related")), Counter()),
         (Match("udp dport", ("@ports",)), Verdict("accept")),
+        (Match("ct direction", ("reply",)), Match("ct status", ("snat",)), Verdict("accept")),
         (Match("ip daddr", ("10.0.0.0/8", "192.168.0.1"), "!="), Verdict("jump", "from_overlay")),
         (Match("meta mark", ("0x1000", "0x2000"), mask=0x3000), Verdict("return")),
     )
@@ -196,6 +201,17 @@ def _chains(own: str, far: str) -> list[PlanObject]:
         NftChain(TABLE, "outgoing", ((_OUT, Nat("dnat", "dn")), (_IN, Nat("dnat", "hosts", prefix=False))), "nat", "prerouting", -100),
         NftChain(TABLE, "forward", forward, "filter", "forward"),
         NftChain(TABLE, "incoming", ((_IN, Nat("snat", "sn")), (_IN, *_DROP)), "nat", "postrouting", 100),
-        NftChain(TABLE, "hosts_out", ((_OUT, Nat("snat", "hosts", prefix=False)),), "nat", "postrouting", 101),
+        NftChain(
+            TABLE,
+            "hosts_out",
+            (
+                (_OUT, Nat("snat", "hosts", prefix=False)),
+                (_OUT, Nat("snat", "everybody", prefix=False)),
+                (Match("iifname", (own,)), Match("ip daddr", ("@local",)), Masquerade()),
+            ),
+            "nat",
+            "postrouting",
+            101,
+        ),
         NftChain(TABLE, "last", ((Match("oifname", (own,)), SetMark(0, 0x3000)), (SetMark(7, 0xFFFFFFFF),)), "filter", "postrouting", 300),
     ]
