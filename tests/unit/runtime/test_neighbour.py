@@ -64,10 +64,8 @@ async def test_a_second_applier_is_refused() -> None:
 
 async def test_an_answer_that_is_late_or_lost_is_unknown() -> None:
     """Whoever asked must not take silence, or a server that died half-way, for an answer."""
-    asked = asyncio.Event()
 
     async def hang(_: bytes) -> bytes:
-        asked.set()
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -80,7 +78,6 @@ async def test_an_answer_that_is_late_or_lost_is_unknown() -> None:
     async with neighbour.serving({"hang": hang, "crash": crash}):
         with pytest.raises(OutcomeUnknown, match="no answer to hang"):
             await neighbour.ask("hang", timeout_s=0.05)
-        assert asked.is_set()
         with pytest.raises(OutcomeUnknown, match="ended before"):
             await neighbour.ask("crash")
 
