@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from schemas import codec
 from schemas.nft import ChainType, DataType, Hook, Policy, Rule
+from schemas.routes import METRIC_MAX, RouteType, Scope, kernel_metric
 from schemas.topology import DriftPolicy
 from schemas.values import IPV4, IPV6, Address, Endpoint, Family, Key, Mac, Name, Prefix
 
@@ -27,10 +28,8 @@ OWN_TABLE_PREFIX = "meshmark."
 OWN_ALIAS = "meshmark"
 """Interface alias (IFLA_IFALIAS) of every link that is ours."""
 MAIN_TABLE = 254
-GUARD_METRIC = 4278198272
+GUARD_METRIC = METRIC_MAX + 1
 """Metric of routes that only stand in when nothing better does: any other route wins."""
-IPV6_METRIC = 1024
-"""What the kernel makes of the metric 0 of an IPv6 route."""
 
 
 class Sysctl(Struct, **_VALUE, tag="sysctl"):
@@ -142,13 +141,19 @@ class NextHop(Struct, frozen=True, rename="camel"):
 
 
 class Route(Struct, **_VALUE, tag="route"):
-    """A route of the family of its prefix. `hops` is empty for every type but unicast; several IPv6 hops need a `via` each."""
+    """A route of the family of its prefix. `hops` is empty for every type but unicast; several IPv6 hops need a `via` each.
+
+    Packets that the host itself sends get the address `source`, which must be one of its own. Without a `scope` it is ``link`` where no
+    hop has a `via`, else ``global``; IPv6 routes have none.
+    """
 
     table: int
     prefix: Prefix
-    type: Literal["unicast", "unreachable", "blackhole", "throw"] = "unicast"
+    type: RouteType = "unicast"
     metric: int = 0
     hops: tuple[NextHop, ...] = ()
+    source: Address | None = None
+    scope: Scope | None = None
 
     layer = "route"
 
@@ -159,7 +164,12 @@ class Route(Struct, **_VALUE, tag="route"):
     @property
     def kernel_metric(self) -> int:
         """The metric under which the kernel holds the route."""
-        return self.metric or (IPV6_METRIC if self.prefix.family == IPV6 else 0)
+        return kernel_metric(self.metric, self.prefix.family)
+
+    @property
+    def usual_scope(self) -> Scope:
+        """The scope where none is given."""
+        return "link" if self.prefix.family == IPV4 and self.hops and not any(hop.via for hop in self.hops) else "global"
 
     @property
     def is_guard(self) -> bool:
@@ -168,7 +178,10 @@ class Route(Struct, **_VALUE, tag="route"):
 
 
 class PolicyRule(Struct, **_VALUE, tag="rule"):
-    """A policy rule of one family, that of `to` where that is given: packets that match all that is given look `table` up."""
+    """A policy rule of one family, that of `source` and `to` where these are given: packets that match all that is given look `table` up.
+
+    Interfaces are matched by name and need not exist. The kernel keeps neither host bits nor prefixes of length 0.
+    """
 
     priority: int
     table: int
@@ -177,13 +190,16 @@ class PolicyRule(Struct, **_VALUE, tag="rule"):
     iif: str = ""
     to: Prefix | None = None
     family: Family = IPV4
+    source: Prefix | None = None
+    oif: str = ""
 
     layer = "rule"
 
     @property
     def key(self) -> str:
         family = "inet6 " if self.family == IPV6 else ""
-        return f"rule {family}{self.priority} fwmark {self.fwmark:#x}/{self.mask:#x} iif {self.iif or '-'} to {self.to or '-'}"
+        more = (f" from {self.source}" if self.source else "") + (f" oif {self.oif}" if self.oif else "")
+        return f"rule {family}{self.priority} fwmark {self.fwmark:#x}/{self.mask:#x} iif {self.iif or '-'} to {self.to or '-'}{more}"
 
 
 class NftTable(Struct, **_VALUE, tag="table"):

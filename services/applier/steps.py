@@ -3,18 +3,21 @@
 1. leave    of units that go as a whole: links, then class routes. Their traffic meets `unreachable` from here on.
 2. stage    guards and terminal routes, sysctls, policy rules. None of it moves a packet of the new plan until nft marks it.
 3. commit   all of nftables, with the marker.
-4. connect  links, addresses, WireGuard peers, then class routes; until then, traffic meets `unreachable`.
+4. connect  links, addresses, WireGuard peers, then class routes; until then, traffic meets `unreachable`. At last open rules.
 5. remove   what is left over: class routes, peers, addresses, links, rules, sysctls and at last guards.
+
+A rule is open when no guard stands in its table, as published rules are: it may match packets at once, and without routes in the table
+these would go elsewhere. So it comes after all routes, and goes before them, be it with its unit (step 1) or alone (step 5).
 
 A link that has to be made again takes its addresses, peers and routes with it: they are connected again after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from schemas.plan import Link, LinkAddress, PlanObject, PolicyRule, Route, Sysctl, WireguardLink, WireguardPeer
+from schemas.plan import MAIN_TABLE, Link, LinkAddress, PlanObject, PolicyRule, Route, Sysctl, WireguardLink, WireguardPeer
 from services.kernel.transaction import Change, Held, with_dependents
 
 
@@ -30,6 +33,7 @@ class Steps(NamedTuple):
 
 def order(changes: Sequence[Change], held: Mapping[str, Held], target: Mapping[str, PlanObject], leaving: Collection[str]) -> Steps:
     """Sort changes into steps. `held` and `target` are all that the kernel holds before and after; `leaving` are keys of units that go."""
+    guarded = _guarded([*(change.subject for change in changes), *held.values(), *target.values()])
     nft = with_dependents([change for change in changes if change.subject.layer == "nft"], target)
     early: list[Change] = []
     late: list[Change] = []
@@ -39,17 +43,19 @@ def order(changes: Sequence[Change], held: Mapping[str, Held], target: Mapping[s
             continue
         if change.new is not None:
             arriving.append(change)
-        elif change.key in leaving and _may_leave_early(change.subject):
+        elif change.key in leaving and _may_leave_early(change.subject, guarded):
             early.append(change)
         else:
             late.append(change)
     arriving += _dependents(arriving, held, target)
+    staged = [change for change in arriving if _is_staged(change.subject, guarded)]
+    connecting = [change for change in arriving if not _is_staged(change.subject, guarded)]
     return Steps(
-        leave=_ranked(early, _LEAVE_RANK),
-        stage=_ranked([change for change in arriving if _is_staged(change.subject)], _ARRIVE_RANK),
+        leave=_ranked(early, _LEAVE_RANK, guarded),
+        stage=_ranked(staged, _ARRIVE_RANK, guarded),
         commit=tuple(nft),
-        connect=_ranked([change for change in arriving if not _is_staged(change.subject)], _ARRIVE_RANK),
-        remove=_ranked(late, _REMOVE_RANK),
+        connect=_ranked(connecting, _ARRIVE_RANK, guarded),
+        remove=_ranked(late, _REMOVE_RANK, guarded),
     )
 
 
@@ -58,12 +64,24 @@ def is_guard(item: Held | None) -> bool:
     return isinstance(item, Route) and item.is_guard
 
 
-def _is_staged(item: Held) -> bool:
-    return isinstance(item, Sysctl | PolicyRule) or (isinstance(item, Route) and not item.hops)
+def _guarded(items: Iterable[Held]) -> frozenset[int]:
+    """The tables in which a guard stands. Main has guards for some prefixes only."""
+    return frozenset(item.table for item in items if isinstance(item, Route) and item.is_guard) - {MAIN_TABLE}
 
 
-def _may_leave_early(item: Held) -> bool:
-    return isinstance(item, Link | LinkAddress | WireguardPeer) or (isinstance(item, Route) and bool(item.hops))
+def _is_open(item: Held, guarded: Collection[int]) -> bool:
+    return isinstance(item, PolicyRule) and item.table not in guarded
+
+
+def _is_staged(item: Held, guarded: Collection[int]) -> bool:
+    if isinstance(item, PolicyRule):
+        return not _is_open(item, guarded)
+    return isinstance(item, Sysctl) or (isinstance(item, Route) and not item.hops)
+
+
+def _may_leave_early(item: Held, guarded: Collection[int]) -> bool:
+    has_hops = isinstance(item, Route) and bool(item.hops)
+    return has_hops or isinstance(item, Link | LinkAddress | WireguardPeer) or _is_open(item, guarded)
 
 
 def _dependents(arriving: Sequence[Change], held: Mapping[str, Held], target: Mapping[str, PlanObject]) -> list[Change]:
@@ -84,24 +102,29 @@ def _links_of(item: PlanObject) -> set[str]:
     return set()
 
 
-def _kind(item: Held) -> str:
+def _kind(item: Held, guarded: Collection[int]) -> str:
     if isinstance(item, Route):
         return "guard" if not item.hops else "class route"
+    if _is_open(item, guarded):
+        return "open rule"
     return "class route" if item.layer == "route" else item.layer
 
 
-_ARRIVE_RANK = ("guard", "sysctl", "rule", "link", "address", "wireguard", "class route")
-_LEAVE_RANK = ("link", "class route", "wireguard", "address")
-_REMOVE_RANK = ("class route", "wireguard", "address", "link", "rule", "sysctl", "guard")
+_ARRIVE_RANK = ("guard", "sysctl", "rule", "link", "address", "wireguard", "class route", "open rule")
+_LEAVE_RANK = ("open rule", "link", "class route", "wireguard", "address")
+_REMOVE_RANK = ("open rule", "class route", "wireguard", "address", "link", "rule", "sysctl", "guard")
 
 
-def _ranked(changes: Sequence[Change], rank: tuple[str, ...]) -> tuple[Change, ...]:
-    return tuple(sorted(changes, key=lambda change: (rank.index(_kind(change.subject)), _port_order(change), change.key)))
+def _ranked(changes: Sequence[Change], rank: tuple[str, ...], guarded: Collection[int]) -> tuple[Change, ...]:
+    return tuple(sorted(changes, key=lambda change: (rank.index(_kind(change.subject, guarded)), _within_rank(change), change.key)))
 
 
-def _port_order(change: Change) -> int:
-    """Tunnels that move to higher ports go from the last one on, others from the first: each finds its port left by the one before."""
+def _within_rank(change: Change) -> int:
+    """Tunnels that move to higher ports go from the last one on, others from the first: each finds its port left by the one before.
+
+    Routes by device come before those by a neighbour, whom the kernel must find by one of them.
+    """
     old, new = change.old, change.new
     if isinstance(old, WireguardLink) and isinstance(new, WireguardLink):
         return -new.listen_port if new.listen_port > old.listen_port else new.listen_port
-    return 0
+    return int(isinstance(new, Route) and any(hop.via for hop in new.hops))

@@ -196,7 +196,7 @@ class Turn:
                 # What was known by its listing only has no inverse; the next turn starts from what the kernel then holds.
                 self._trusted = False
                 _log.warning("undo_incomplete", error=str(error))
-        back = order(inverses, {}, self._held_objects(), {change.key for change in inverses})
+        back = order(inverses, self._leftovers, self._held_objects(), {change.key for change in inverses})
         for change in (*back.leave, *back.stage):
             self._attempt(lambda change=change: self._kernel.write(change))  # type: ignore[misc]
         if back.commit:

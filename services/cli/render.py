@@ -77,20 +77,24 @@ def _route(item: Route) -> str:
     prefix = "default" if item.prefix.length == 0 else item.prefix.bare
     table = "" if item.table == MAIN_TABLE else f" table {item.table}"
     metric = f" metric {item.metric}" if item.metric else ""
+    source = f" src {item.source}" if item.source else ""
+    scope = f" scope {item.scope}" if item.scope else ""
     hops = [f"{f'via {hop.via} ' if hop.via else ''}dev {hop.link}{' onlink' if hop.onlink else ''}" for hop in item.hops]
     if len(hops) == 1:
         way, ways = f" {hops[0]}", ""
     else:  # next hops come last, and for several `ip` does not find the scope by itself
-        way = "" if any(hop.via for hop in item.hops) or not item.hops else " scope link"
-        ways = "".join(f" nexthop {text} weight {hop.weight}" for text, hop in zip(hops, item.hops, strict=True))
-    return f"route add {kind}{prefix}{way}{table}{metric} proto {OWN_PROTOCOL}{ways}"
+        way, ways = "", "".join(f" nexthop {text} weight {hop.weight}" for text, hop in zip(hops, item.hops, strict=True))
+        scope = scope or (" scope link" if item.usual_scope == "link" else "")
+    return f"route add {kind}{prefix}{way}{scope}{source}{table}{metric} proto {OWN_PROTOCOL}{ways}"
 
 
 def _rule(item: PolicyRule) -> str:
+    source = f" from {item.source}" if item.source else ""
     mark = f" fwmark {item.fwmark:#x}/{item.mask:#x}" if item.mask else ""
     iif = f" iif {item.iif}" if item.iif else ""
+    oif = f" oif {item.oif}" if item.oif else ""
     to = f" to {item.to}" if item.to else ""
-    return f"rule add priority {item.priority}{iif}{to}{mark} lookup {item.table} protocol {OWN_PROTOCOL}"
+    return f"rule add priority {item.priority}{source}{iif}{oif}{to}{mark} lookup {item.table} protocol {OWN_PROTOCOL}"
 
 
 def _link_lines(item: PlanObject) -> Iterator[str]:

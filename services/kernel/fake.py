@@ -15,6 +15,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from schemas.plan import (
+    MAIN_TABLE,
     GeneveLink,
     Layer,
     Link,
@@ -34,6 +35,7 @@ from services.kernel.curve25519 import public_key
 from services.kernel.failures import missing_kind
 from services.kernel.fake_nft import committed, listed
 from services.kernel.port import ALL_LAYERS, Flow
+from services.kernel.routes import check as check_route
 from services.kernel.routes import in_kernel_form
 from services.kernel.sysctls import normal
 from services.kernel.transaction import Change, Held, Listed, Marker, Observed
@@ -190,12 +192,7 @@ class FakeKernel:
         self.host.objects[wanted.key] = self._normal(wanted)
 
     def _put_route(self, wanted: Route) -> None:
-        if bool(wanted.hops) != (wanted.type == "unicast"):
-            msg = f"{wanted.key}: a unicast route needs next hops, and no other route has any"
-            raise Permanent(msg)
-        if wanted.prefix.family == IPV6 and len(wanted.hops) > 1 and not all(hop.via for hop in wanted.hops):
-            msg = f"{wanted.key}: each of several IPv6 next hops needs an address"
-            raise Permanent(msg)
+        check_route(wanted)
         for hop in wanted.hops:
             if hop.link not in self.host.links() or isinstance(self.host.objects.get(f"link {hop.link}"), Listed):
                 msg = f"{wanted.key}: link {hop.link} is not there or down"
@@ -203,7 +200,14 @@ class FakeKernel:
             if hop.via is not None and not hop.onlink and not self._reaches(hop.link, hop.via):
                 msg = f"{wanted.key}: next hop {hop.via} cannot be reached by {hop.link}"
                 raise Waiting(msg, f"link {hop.link}")
+        if wanted.source is not None and wanted.source not in self._addresses():
+            msg = f"{wanted.key}: this host does not have the source address {wanted.source}"
+            raise Waiting(msg, f"address {wanted.source}")
         self.host.objects[wanted.key] = in_kernel_form(wanted)
+
+    def _addresses(self) -> set[str]:
+        """The addresses of all links, ours and others'."""
+        return {item.address for item in (*self.host.objects.values(), *self.host.foreign.values()) if isinstance(item, LinkAddress)}
 
     def _reaches(self, link: str, via: str) -> bool:
         networks = [
@@ -233,6 +237,7 @@ class FakeKernel:
             self._remove_link(change.key.removeprefix("link "))
         else:
             self.host.objects.pop(change.key, None)
+            self._forget_sources()
 
     def _remove_link(self, name: str) -> None:
         """A link takes its addresses, peers and routes along; an IPv4 route over several links goes with the first, of IPv6 one its hop."""
@@ -246,6 +251,17 @@ class FakeKernel:
                 self.host.objects[key] = replace(item, hops=left)
             elif member or hops != left:
                 del self.host.objects[key]
+        self._forget_sources()
+
+    def _forget_sources(self) -> None:
+        """IPv6 routes whose source is no address of this host any more lose it; IPv4 ones go from main, and stay as they are elsewhere."""
+        there = self._addresses()
+        for key, item in list(self.host.objects.items()):
+            if isinstance(item, Route) and item.source is not None and item.source not in there:
+                if item.prefix.family == IPV6:
+                    self.host.objects[key] = replace(item, source=None)
+                elif item.table == MAIN_TABLE:
+                    del self.host.objects[key]
 
     # Sysctls and normal forms --------------------------------------------------------------------------------------------------------
 

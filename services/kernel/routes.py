@@ -2,8 +2,9 @@
 
 Owns every route of protocol 77; that is how they are found after a restart. A route is made with NLM_F_EXCL: where one of the same table,
 prefix and metric is there already, it is replaced (one message, no packet lost) if it is ours, and is a Conflict if it is not.
-Fails with Waiting while a link is missing or down, or a next hop cannot be reached. A route of ours with something that no plan can say
-(a source, a metric on the MTU, a type of service) is `Listed`.
+Fails with Waiting while a link is missing or down, a next hop cannot be reached, or the source is not an address of this host. A route
+of ours with something that no plan can say (a metric on the MTU, a type of service) is `Listed`. An address that goes takes the IPv4
+routes of main with that source along, without a message, and its trace out of IPv6 routes; IPv4 routes of other tables keep it.
 
 What IPv6 does otherwise: a route without a metric gets one; several routes of one prefix and metric may be there (appended by somebody),
 which is `Listed`, and writing the wanted one removes the others after it; a route that does not forward names ``lo``; a link that goes
@@ -20,7 +21,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from schemas.plan import OWN_PROTOCOL, NextHop, Route
-from schemas.values import FAMILIES, IPV6, SOCKET_FAMILY, Address, Family, Prefix
+from schemas.routes import RouteType, Scope
+from schemas.values import FAMILIES, IPV4, IPV6, SOCKET_FAMILY, Address, Family, Prefix
 from services.kernel.failures import mapped, unreadable
 from services.kernel.links import Device
 from services.kernel.netlink import (
@@ -41,12 +43,14 @@ from services.runtime.errors import Conflict, Permanent, Waiting
 _NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
 _INFO = struct.Struct("=BBBBBBBBI")
 _HOP = struct.Struct("=HBBi")
-_DST, _OIF, _GATEWAY, _PRIORITY, _MULTIPATH, _TABLE, _NEXT_HOP_ID = 1, 4, 5, 6, 9, 15, 30
-_KNOWN = {_DST, _OIF, _GATEWAY, _PRIORITY, _MULTIPATH, _TABLE, 12, 20}  # RTA_CACHEINFO, RTA_PREF
+_DST, _OIF, _GATEWAY, _PRIORITY, _SOURCE, _MULTIPATH, _TABLE, _NEXT_HOP_ID = 1, 4, 5, 6, 7, 9, 15, 30
+_KNOWN = {_DST, _OIF, _GATEWAY, _PRIORITY, _SOURCE, _MULTIPATH, _TABLE, 12, 20}  # RTA_CACHEINFO, RTA_PREF
 _ANYWHERE = {socket.AF_INET: bytes(4), socket.AF_INET6: bytes(16)}
 _ONLINK = 0x4
-_SCOPE_UNIVERSE, _SCOPE_LINK, _SCOPE_NOWHERE = 0, 253, 255
-_TYPES = {"unicast": 1, "blackhole": 6, "unreachable": 7, "throw": 9}
+_SCOPES: dict[Scope, int] = {"global": 0, "site": 200, "link": 253, "host": 254}
+_SCOPE_NAMES = {number: name for name, number in _SCOPES.items()}
+_SCOPE_NOWHERE = 255
+_TYPES: dict[RouteType, int] = {"unicast": 1, "blackhole": 6, "unreachable": 7, "throw": 9}
 _TYPE_NAMES = {number: name for name, number in _TYPES.items()}
 
 
@@ -152,37 +156,52 @@ def _by_one_name(body: bytes) -> bytes:
 
 
 def in_kernel_form(item: Route) -> Route:
-    """A route as ``read`` would show it."""
-    return replace(item, metric=item.kernel_metric)
+    """A route as ``read`` would show it: a single next hop has no weight, and the usual scope goes without saying."""
+    hops = (replace(item.hops[0], weight=1),) if len(item.hops) == 1 else item.hops
+    unusual = item.prefix.family == IPV4 and item.scope != item.usual_scope
+    return replace(item, metric=item.kernel_metric, hops=hops, scope=item.scope if unusual else None)
+
+
+def check(item: Route) -> None:
+    """Permanent for a route that contradicts itself, and that the kernel would refuse for good."""
+    wrong = ""
+    if item.type != "unicast" and item.hops:
+        wrong = "only a unicast route has next hops"
+    elif item.type == "unicast" and not item.hops:
+        wrong = "a unicast route needs a next hop"
+    elif item.prefix.family == IPV6 and len(item.hops) > 1 and not all(hop.via for hop in item.hops):
+        wrong = "each of several IPv6 next hops needs an address"
+    elif item.scope in ("link", "host") and any(hop.via for hop in item.hops):
+        wrong = f"no route of scope {item.scope} has a next hop with an address"
+    elif item.scope == "host" and len(item.hops) > 1:
+        wrong = "a route of scope host has one next hop"
+    if wrong:
+        msg = f"{item.key}: {wrong}"
+        raise Permanent(msg)
 
 
 def _explained(error: NetlinkError, wanted: Route, waiting_for: str) -> Exception:
-    invalid_hop = error.errno == errno.EINVAL and "exthop" in error.text
-    if invalid_hop:
+    if error.errno == errno.EINVAL and "exthop" in error.text:
         return Waiting(f"{wanted.key}: {error.text}", waiting_for)
+    if error.errno == errno.EINVAL and wanted.source and ("prefsrc" in error.text or "source address" in error.text):
+        return Waiting(f"{wanted.key}: this host does not have the source address {wanted.source}", f"address {wanted.source}")
     return mapped(error, f"write {wanted.key}", waiting_for)
 
 
 def _route_body(item: Route, devices: Mapping[str, Device], *, bare: bool = False) -> bytes:
     """The message for a route; `bare` leaves the hops out, so that it names a route of ours whatever its hops."""
-    if item.type != "unicast" and item.hops:
-        msg = f"{item.key}: only a unicast route has next hops"
-        raise Permanent(msg)
-    if item.type == "unicast" and not item.hops:
-        msg = f"{item.key}: a unicast route needs a next hop"
-        raise Permanent(msg)
-    scope = _SCOPE_NOWHERE if bare else _SCOPE_LINK if item.hops and not any(hop.via for hop in item.hops) else _SCOPE_UNIVERSE
+    check(item)
+    scope = _SCOPE_NOWHERE if bare else _SCOPES[item.scope or item.usual_scope]
     single = item.hops[0] if len(item.hops) == 1 and not bare else None
     flags = _ONLINK if single and single.onlink else 0
     compact = item.table if item.table < 256 else 0  # noqa: PLR2004 - the header's table number is one byte
     length = item.prefix.length
-    if item.prefix.family == IPV6 and len(item.hops) > 1 and not all(hop.via for hop in item.hops):
-        msg = f"{item.key}: each of several IPv6 next hops needs an address"
-        raise Permanent(msg)
     body = _INFO.pack(SOCKET_FAMILY[item.prefix.family], length, 0, 0, compact, OWN_PROTOCOL, scope, _TYPES[item.type], flags)
     if length:
         body += attribute(_DST, item.prefix.packed)
     body += attribute(_TABLE, U32.pack(item.table)) + attribute(_PRIORITY, U32.pack(item.kernel_metric))
+    if item.source and not bare:
+        body += attribute(_SOURCE, item.source.packed)
     if single:
         body += attribute(_OIF, U32.pack(devices[single.link].index)) + _gateway(single)
     elif item.hops and not bare:
@@ -200,17 +219,18 @@ def _hop(hop: NextHop, index: int) -> bytes:
 
 
 def _decode(body: bytes, names: Mapping[int, str]) -> Held:
-    family, length, source, tos, compact, _, _, kind, flags = _INFO.unpack_from(body)
+    family, length, from_length, tos, compact, _, scope, kind, flags = _INFO.unpack_from(body)
     found = attributes(body, _INFO.size)
     prefix = Prefix.of(found.get(_DST, _ANYWHERE[family]), length)
     table = number_of(found.get(_TABLE, U32.pack(compact)))
     hops = _hops(found, flags, names) if kind == _TYPES["unicast"] else ()
-    item = Route(table, prefix, "unicast", number_of(found.get(_PRIORITY, b"")), hops)
+    source = Address.of(found[_SOURCE]) if _SOURCE in found else None
+    item = Route(table, prefix, metric=number_of(found.get(_PRIORITY, b"")), hops=hops, source=source)
     odd = sorted(set(found) - _KNOWN)
-    if odd or source or tos or kind not in _TYPE_NAMES:
+    if odd or from_length or tos or kind not in _TYPE_NAMES or scope not in _SCOPE_NAMES:
         suffix = f" tos {tos}" if tos else ""
-        return Listed("route", item.key + suffix, f"a route of type {kind} with attributes {odd}")
-    return Route(item.table, item.prefix, _TYPE_NAMES[kind], item.metric, item.hops)  # type: ignore[arg-type]
+        return Listed("route", item.key + suffix, f"a route of type {kind}, scope {scope}, with attributes {odd}")
+    return in_kernel_form(replace(item, type=_TYPE_NAMES[kind], scope=_SCOPE_NAMES[scope]))
 
 
 def _hops(found: Attributes, flags: int, names: Mapping[int, str]) -> tuple[NextHop, ...]:

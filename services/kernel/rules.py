@@ -2,8 +2,8 @@
 
 Owns every rule of protocol 77 (FRA_PROTOCOL); that is how they are found after a restart. A rule is made with NLM_F_EXCL, since the
 kernel would double it silently. Where a key occurs twice (someone added the same rule for another table) it is `Listed`; writing the
-wanted rule then adds it first and deletes the others after. What no plan can say (a source, an outgoing interface, another action) is
-`Listed` under a key of its own.
+wanted rule then adds it first and deletes the others after. What no plan can say (a type of service, ports, another action) is `Listed`
+under a key of its own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from services.runtime.errors import Permanent
 
 _NEWRULE, _DELRULE, _GETRULE = 32, 33, 34
 _INFO = struct.Struct("=BBBBBBBBI")
-_DST, _IIFNAME, _PRIORITY, _FWMARK, _TABLE, _FWMASK, _PROTOCOL = 1, 3, 6, 10, 15, 16, 21
-_KNOWN = {_DST, _IIFNAME, _PRIORITY, _FWMARK, _TABLE, _FWMASK, _PROTOCOL}
+_DST, _SRC, _IIFNAME, _PRIORITY, _FWMARK, _TABLE, _FWMASK, _OIFNAME, _PROTOCOL = 1, 2, 3, 6, 10, 15, 16, 17, 21
+_KNOWN = {_DST, _SRC, _IIFNAME, _PRIORITY, _FWMARK, _TABLE, _FWMASK, _OIFNAME, _PROTOCOL}
+_DETACHED = 0x8 | 0x10
+"""Flags of a rule whose incoming (0x8) or outgoing interface is not there now."""
 _SUPPRESS_PREFIXLEN = 14
 _TO_TABLE = 1
 _NO_FAMILY = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP)
@@ -90,12 +92,16 @@ class Rules:
 
 
 def _rule_body(item: PolicyRule) -> bytes:
-    if item.to and item.to.family != item.family:
+    matched = [prefix for prefix in (item.source, item.to) if prefix]
+    if any(prefix.family != item.family for prefix in matched):
         msg = f"{item.key}: the rule is of another family than what it matches"
         raise Permanent(msg)
-    length = item.to.length if item.to else 0
+    if any(not prefix.length for prefix in matched) or item.fwmark & ~item.mask:
+        msg = f"{item.key}: the kernel keeps no prefix of length 0, and matches no bit outside of the mask; leave these out"
+        raise Permanent(msg)
+    lengths = [prefix.length if prefix else 0 for prefix in (item.to, item.source)]
     compact = item.table if item.table < 256 else 0  # noqa: PLR2004 - the header's table number is one byte
-    body = _INFO.pack(SOCKET_FAMILY[item.family], length, 0, 0, compact, 0, 0, _TO_TABLE, 0)
+    body = _INFO.pack(SOCKET_FAMILY[item.family], *lengths, 0, compact, 0, 0, _TO_TABLE, 0)
     body += (
         attribute(_PRIORITY, U32.pack(item.priority))
         + attribute(_TABLE, U32.pack(item.table))
@@ -103,8 +109,11 @@ def _rule_body(item: PolicyRule) -> bytes:
     )
     if item.to:
         body += attribute(_DST, item.to.packed)
-    if item.iif:
-        body += text_attribute(_IIFNAME, item.iif)
+    if item.source:
+        body += attribute(_SRC, item.source.packed)
+    for kind, name in ((_IIFNAME, item.iif), (_OIFNAME, item.oif)):
+        if name:
+            body += text_attribute(kind, name)
     if item.fwmark or item.mask:
         body += attribute(_FWMARK, U32.pack(item.fwmark)) + attribute(_FWMASK, U32.pack(item.mask))
     return body
@@ -127,8 +136,10 @@ def _decode(body: bytes) -> Held | None:
         text_of(found.get(_IIFNAME, b"")),
         to,
         next(family for family in FAMILIES if SOCKET_FAMILY[family] == number),
+        Prefix.of(found[_SRC], from_length) if _SRC in found else None,
+        text_of(found.get(_OIFNAME, b"")),
     )
     odd = sorted(set(found) - _KNOWN)
-    if odd or from_length or tos or action != _TO_TABLE or flags & ~0x8:  # 0x8: the interface is not there now
-        return Listed("rule", f"{item.key} with {odd} from /{from_length} action {action}", f"a rule with attributes {odd}")
+    if odd or tos or action != _TO_TABLE or flags & ~_DETACHED:
+        return Listed("rule", f"{item.key} with {odd} tos {tos} action {action}", f"a rule with attributes {odd}")
     return item

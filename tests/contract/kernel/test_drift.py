@@ -141,7 +141,7 @@ TAMPERINGS = {
     ),
     "route with a source": Tampering(
         "ip route replace 10.200.1.0/24 via 10.80.2.11 dev {o}1 onlink src 127.0.0.1 table 7002 proto 77",
-        _put(Listed("route", ROUTE, "a source")),
+        _edit(ROUTE, source=Address("127.0.0.1")),
         (ROUTE,),
     ),
     "guard removed": Tampering(

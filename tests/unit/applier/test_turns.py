@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.plan import HostPlan, LinkAddress, NftElement, PolicyRule, Route, VxlanLink, WireguardLink, unit_tag
+from schemas.plan import Entry, HostPlan, LinkAddress, NextHop, NftElement, PolicyRule, Route, VxlanLink, WireguardLink, unit_tag
 from schemas.status import DeadTunnel, TunnelHealth
 from schemas.topology import Topology
 from schemas.values import Address, Name, Prefix
 from services.applier.core import Applier
 from services.applier.steps import order
 from services.kernel.fake import FakeHost, FakeKernel
-from services.kernel.transaction import Change, changes, repairs
+from services.kernel.transaction import Change, Listed, changes, repairs
 from services.runtime.errors import Conflict, OutcomeUnknown, Permanent, Transient, Waiting
 from tests.topologies import ROME_GATEWAY, keys, node, peering, settled_plans, two_clusters
 
@@ -105,6 +105,62 @@ def test_what_goes_as_a_whole_leaves_links_first_and_guards_last() -> None:
     assert steps.leave[0].subject.layer == "link"
     removed = [change.subject.layer for change in steps.remove]
     assert removed == sorted(removed, key=("rule", "sysctl", "route").index)
+
+
+def routed(link: str = "lo") -> HostPlan:
+    """The gateway's unit, and published routes: by a device, by a neighbour behind it, and one that leads nowhere."""
+    near = LinkAddress("mo.worker-1", Address("10.99.0.1"), 30)
+    objects = [
+        Route(9000, Prefix("10.98.0.0/16"), hops=(NextHop("mo.worker-1", Address("10.99.0.2")),)),
+        Route(9000, Prefix("10.99.0.0/30"), hops=(NextHop(link),)),
+        Route(9000, Prefix("10.97.0.0/16"), "throw"),
+        PolicyRule(5000, 9000, to=Prefix("10.98.0.0/15")),
+        near,
+    ]
+    unit = {item.key: Entry(item, ("RouteConfiguration/rome/test",)) for item in objects}
+    return HostPlan(FIRST.cluster, FIRST.host, {**FIRST.units, "route/rome/test": unit})
+
+
+def test_rules_of_a_table_without_guards_come_after_its_routes_and_go_before_them() -> None:
+    """With their unit or alone; and a route by a device comes before one by a neighbour there."""
+    made: list[Change] = []
+    host = FakeHost()
+    one = applier(host, made.append)
+    one.apply(FIRST, 1, 1)
+    made.clear()
+    one.apply(routed(), 1, 2)
+    rule = "rule 5000 fwmark 0x0/0x0 iif - to 10.98.0.0/15"
+    assert [change.key for change in made] == [
+        "route 9000 10.97.0.0/16 0",
+        "address mo.worker-1 10.99.0.1/30",
+        "route 9000 10.99.0.0/30 0",
+        "route 9000 10.98.0.0/16 0",
+        rule,
+    ]
+    assert holds(host, routed())
+    made.clear()
+    one.apply(FIRST, 1, 3)
+    assert [change.key for change in made][:3] == [rule, "route 9000 10.98.0.0/16 0", "route 9000 10.99.0.0/30 0"]
+    one.apply(routed(), 1, 4)
+    made.clear()
+    less = routed()
+    less.units["route/rome/test"].clear()  # type: ignore[attr-defined]
+    one.apply(less, 1, 5)
+    assert made[0].key == rule
+
+
+def test_a_rule_is_not_there_while_a_route_of_its_unit_waits_for_a_link() -> None:
+    """The unit waits and leaves nothing behind; the link's arrival lets all of it come."""
+    host = FakeHost()
+    one = applier(host)
+    one.apply(FIRST, 1, 1)
+    before = dict(host.objects)
+    report = one.apply(routed("eth7"), 1, 2)
+    assert [(unit.outcome, unit.unit) for unit in report.units if unit.outcome != "applied"] == [("waiting", "route/rome/test")]
+    assert host.objects == before
+    host.foreign["link eth7"] = Listed("link", "link eth7", "a link of another owner")
+    assert one.apply(routed("eth7"), 1, 2).outcome == "applied"
+    assert holds(host, routed("eth7"))
 
 
 def test_a_link_made_again_gets_its_routes_and_addresses_back() -> None:
