@@ -33,7 +33,7 @@ def plan_text(plan: HostPlan) -> str:
     sections = [
         ("sysctl", [f"{item.name}={item.value}" for item in objects.values() if isinstance(item, Sysctl)]),
         ("ip route: guards", [ip_line(item) for item in objects.values() if isinstance(item, Route) and not item.hops]),
-        ("ip rule", [ip_line(item) for item in objects.values() if isinstance(item, PolicyRule)]),
+        ("ip rule", [ip_line(item) for item in _rules(objects.values())]),
         ("nft", [table_text(objects).rstrip()]),
         ("ip link and address", [line for item in objects.values() for line in _link_lines(item)]),
         ("wireguard", list(_wireguard_lines(objects.values()))),
@@ -86,6 +86,12 @@ def _route(item: Route) -> str:
         way, ways = "", "".join(f" nexthop {text} weight {hop.weight}" for text, hop in zip(hops, item.hops, strict=True))
         scope = scope or (" scope link" if item.usual_scope == "link" else "")
     return f"route add {kind}{prefix}{way}{scope}{source}{table}{metric} proto {OWN_PROTOCOL}{ways}"
+
+
+def _rules(items: Iterable[PlanObject]) -> list[PolicyRule]:
+    """Rules with fewer prefixes come first: `ip` takes one for another that is there with a prefix more."""
+    rules = (item for item in items if isinstance(item, PolicyRule))
+    return sorted(rules, key=lambda item: (item.to is not None) + (item.source is not None))
 
 
 def _rule(item: PolicyRule) -> str:

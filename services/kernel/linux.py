@@ -148,7 +148,7 @@ class LinuxKernel:
 
     def _devices_of(self, change: Change) -> dict[str, Device]:
         """The devices that a route's change names; asking for those few keeps a thousand routes over a thousand links linear."""
-        hops = change.new.hops if isinstance(change.new, Route) else ()
+        hops = change.subject.hops if isinstance(change.subject, Route) else ()
         found = {hop.link: self._links.device(hop.link) for hop in hops}
         return {name: device for name, device in found.items() if device is not None}
 

@@ -79,7 +79,7 @@ class Routes:
         if isinstance(change.new, Route):
             self._put(change.new, devices)
         elif isinstance(change.old, Route):
-            self._delete(_route_body(change.old, {}, bare=True), change.key)
+            self._remove(change.old, devices)
         else:
             names = {device.index: device.name for device in devices.values()}
             for family in FAMILIES:
@@ -122,12 +122,28 @@ class Routes:
             if item != in_kernel_form(wanted):
                 self._delete(body, wanted.key)
 
-    def _delete(self, body: bytes, key: str) -> None:
+    def _remove(self, held: Route, devices: Mapping[str, Device]) -> None:
+        """Remove a route of ours whatever its hops.
+
+        No metric means any to the kernel: so an IPv4 route without one is told by its hops, and if that finds none, looked for.
+        """
+        bare = _route_body(held, {}, bare=True)
+        if held.kernel_metric:
+            self._delete(bare, held.key)
+            return
+        whole = bool(held.hops) and all(hop.link in devices for hop in held.hops)
+        if not (whole and self._delete(_route_body(held, devices), held.key)) and self._held(held, devices):
+            self._delete(bare, held.key)
+
+    def _delete(self, body: bytes, key: str) -> bool:
+        """Whether there was such a route."""
         try:
             self._netlink.request(_DELROUTE, _by_one_name(body))
         except NetlinkError as error:
             if error.errno not in (errno.ESRCH, errno.ENODEV):
                 raise mapped(error, f"remove {key}") from error
+            return False
+        return True
 
     def _dump(self, family: Family, table: int = 0) -> list[bytes]:
         """Bodies of all own routes of a family, or of one table's; the kernel filters where it can."""

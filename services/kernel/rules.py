@@ -1,9 +1,10 @@
 """Policy rules of both families.
 
 Owns every rule of protocol 77 (FRA_PROTOCOL); that is how they are found after a restart. A rule is made with NLM_F_EXCL, since the
-kernel would double it silently. Where a key occurs twice (someone added the same rule for another table) it is `Listed`; writing the
-wanted rule then adds it first and deletes the others after. What no plan can say (a type of service, ports, another action) is `Listed`
-under a key of its own.
+kernel would double it silently; it takes a rule with a prefix more for the same one (EEXIST), and then it is made without. Where a key
+occurs twice (someone added the same rule for another table) it is `Listed`; writing the wanted rule then adds it first and deletes the
+others after. The kernel deletes the first rule of a priority that has all that is told, and perhaps more: rules that would go by mistake
+are appended once more before. What no plan can say (a type of service, ports, another action) is `Listed` under a key of its own.
 """
 
 from __future__ import annotations
@@ -63,16 +64,26 @@ class Rules:
                 self._delete(body, change.key)
 
     def _add(self, wanted: PolicyRule) -> None:
+        body = _rule_body(wanted)
         try:
-            self._netlink.request(_NEWRULE, _rule_body(wanted), CREATE | EXCL)
+            try:
+                self._netlink.request(_NEWRULE, body, CREATE | EXCL)
+            except NetlinkError as error:
+                if error.errno != errno.EEXIST:
+                    raise
+                if not any(item == wanted for _, item in self._held()):
+                    self._netlink.request(_NEWRULE, body, CREATE)
         except NetlinkError as error:
-            held = error.errno == errno.EEXIST and any(item == wanted for _, item in self._held())
-            if not held:
-                raise mapped(error, f"add {wanted.key} lookup {wanted.table}") from error
+            raise mapped(error, f"add {wanted.key} lookup {wanted.table}") from error
 
     def _delete(self, body: bytes, key: str) -> None:
+        bodies = self._dump(body[0])
+        mistaken = [other for other in bodies[: bodies.index(body)] if _is_taken_for(other, body)] if body in bodies else []
         try:
-            self._netlink.request(_DELRULE, body)
+            for other in mistaken:
+                self._netlink.request(_NEWRULE, _without_flags(other), CREATE)
+            for _ in range(len(mistaken) + 1):
+                self._netlink.request(_DELRULE, body)
         except NetlinkError as error:
             if error.errno != errno.ENOENT:
                 raise mapped(error, f"remove {key}") from error
@@ -117,6 +128,19 @@ def _rule_body(item: PolicyRule) -> bytes:
     if item.fwmark or item.mask:
         body += attribute(_FWMARK, U32.pack(item.fwmark)) + attribute(_FWMASK, U32.pack(item.mask))
     return body
+
+
+def _is_taken_for(other: bytes, wanted: bytes) -> bool:
+    """Whether the kernel would delete the rule `other` where `wanted` is told: what `wanted` does not have is not looked at."""
+    lengths = zip(_INFO.unpack_from(other)[1:4], _INFO.unpack_from(wanted)[1:4], strict=True)
+    there, told = attributes(other, _INFO.size), attributes(wanted, _INFO.size)
+    return all(asked in (0, found) for found, asked in lengths) and all(there.get(kind) == value for kind, value in told.items())
+
+
+def _without_flags(body: bytes) -> bytes:
+    """A rule as it is added: whether its interfaces are there is the kernel's to say."""
+    *head, flags = _INFO.unpack_from(body)
+    return _INFO.pack(*head, flags & ~_DETACHED) + body[_INFO.size :]
 
 
 def _decode(body: bytes) -> Held | None:

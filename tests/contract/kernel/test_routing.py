@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.plan import LinkAddress, NextHop, PlanObject, PolicyRule, Route, Scope, VxlanLink
-from schemas.values import IPV4, Address, Mac, Prefix
+from schemas.values import IPV4, Address, Family, Mac, Prefix
 from services.kernel.fake import FakeHost
 from services.kernel.transaction import Change, Listed
 from services.runtime.errors import Permanent, Waiting
@@ -209,3 +209,39 @@ def test_what_contradicts_itself_is_permanent(machine: Machine, item: Route) -> 
     """Scopes that no next hop of the route can have are told at once, and not tried again."""
     with pytest.raises(Permanent):
         machine.kernel.write(Change(None, item))
+
+
+def _rules(family: Family) -> list[PolicyRule]:
+    """Rules of one priority and table: each has something more than the one before."""
+    source, to = (Prefix("10.1.0.0/16"), Prefix("10.2.0.0/16")) if family == IPV4 else (Prefix("fd00:1::/32"), Prefix("fd00:2::/32"))
+    found = [PolicyRule(5000, TABLE, family=family)]
+    for more in ({"to": to}, {"source": source}, {"iif": "eth7"}, {"oif": "eth8"}, {"fwmark": 1, "mask": 3}):
+        found.append(replace(found[-1], **more))
+    return found
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_rule_is_not_taken_for_one_that_says_more(machine: Machine, family: Family) -> None:
+    """Neither when it comes after it, nor when it goes before it: exactly that one comes and goes."""
+    rules = _rules(family)
+    for item in reversed(rules):
+        machine.kernel.write(Change(None, item))
+    left = {item.key: item for item in rules}
+    assert dict(machine.kernel.read({})) == left
+    for item in rules:
+        machine.kernel.write(Change(item, None))
+        del left[item.key]
+        assert dict(machine.kernel.read({})) == left
+
+
+@pytest.mark.parametrize("prefix", [prefix for _, _, prefix in PLACES], ids=["IPv4", "IPv6"])
+def test_a_route_is_not_taken_for_one_of_another_metric(machine: Machine, plan: dict[str, PlanObject], prefix: Prefix) -> None:
+    """One without a metric goes whatever it leads to, and removed when it is not there, it does not take another along."""
+    converge(machine.kernel, {key: item for key, item in plan.items() if isinstance(item, VxlanLink)})
+    plain, other = (Route(7004, prefix, metric=metric, hops=(NextHop(f"mo.{machine.tag}{metric + 1}"),)) for metric in (0, 1))
+    machine.kernel.write(Change(None, other))
+    for held in (plain, replace(plain, hops=other.hops), None):
+        if held is not None:
+            machine.kernel.write(Change(None, held))
+        machine.kernel.write(Change(plain, None))
+        assert machine.kernel.read({}, {"route"}).keys() == {other.key}
