@@ -16,6 +16,8 @@ from schemas.firewall import FirewallConfiguration
 from schemas.firewall_check import check as check_firewall
 from schemas.hints import hint
 from schemas.objects import Object, Strict
+from schemas.routing import RouteConfiguration
+from schemas.routing_check import check as check_routes
 from schemas.values import Address, Endpoint, Family, Key, Name, Prefix
 
 Uplink = Annotated[Name, Meta(extra_json_schema={"default": "eth0"})]
@@ -171,7 +173,7 @@ class IpMapping(Object, frozen=True, kw_only=True, tag=True):
         return self.cluster
 
 
-Topology = Cluster | Node | Gateway | Peering | Pod | PublicKey | IpMapping | FirewallConfiguration
+Topology = Cluster | Node | Gateway | Peering | Pod | PublicKey | IpMapping | FirewallConfiguration | RouteConfiguration
 KINDS: dict[str, type[Topology]] = {
     "Cluster": Cluster,
     "Node": Node,
@@ -181,6 +183,7 @@ KINDS: dict[str, type[Topology]] = {
     "PublicKey": PublicKey,
     "IpMapping": IpMapping,
     "FirewallConfiguration": FirewallConfiguration,
+    "RouteConfiguration": RouteConfiguration,
 }
 
 
@@ -232,6 +235,8 @@ def _check(item: Topology) -> Topology:
             raise DecodeError(reason, "$.external")
         case FirewallConfiguration():
             check_firewall(item)
+        case RouteConfiguration():
+            check_routes(item)
         case Peering():
             _check_peering(item)
     return item

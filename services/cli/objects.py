@@ -30,9 +30,7 @@ Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative=(), help
 Refs = Annotated[str, Parameter(help="KIND/CLUSTER/NAME, as Peering/rome/rome-milan")]
 Kind = Annotated[
     str | None,
-    Parameter(
-        help="Cluster, Node, Gateway, Peering, Endpoint, PublicKey, IpMapping, FirewallConfiguration; capitals and a final s do not matter"
-    ),
+    Parameter(help=f"{', '.join(list(KINDS)[:-1])} or {list(KINDS)[-1]}; capitals and a final s do not matter"),
 ]
 ObjectName = Annotated[str | None, Parameter(help="CLUSTER/NAME, or NAME in whatever cluster")]
 Refused = Annotated[bool, Parameter(negative=(), help="Show what was said last and is not in force, and why")]
@@ -51,7 +49,7 @@ def register(app: App) -> None:
 async def publish(*paths: Paths, file: Files = [], wait_s: Wait = 10.0, nats: Nats | None = None) -> int:  # noqa: B006 - cyclopts reads the default
     """Publish topology objects and wait until the planner has admitted or refused each.
 
-    The kinds of objects are Cluster, Node, Gateway, Peering, Endpoint and FirewallConfiguration.
+    The kinds of objects are Cluster, Node, Gateway, Peering, Endpoint, FirewallConfiguration and RouteConfiguration.
 
     The exit code is 1 when one is refused, or when no verdict came in time.
 

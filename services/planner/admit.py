@@ -12,9 +12,10 @@ from itertools import chain
 from msgspec import Struct
 
 from schemas.firewall import FirewallConfiguration
+from schemas.routing import RouteConfiguration
 from schemas.topology import TUNNELS_MAX, Cluster, Gateway, IpMapping, Node, Peering, Pod, PublicKey, Topology
 from schemas.values import IPV4, IPV6, Address, Prefix
-from services.planner import admit_firewall, admit_mapping, layout, names
+from services.planner import admit_firewall, admit_mapping, admit_routing, layout, names
 from services.planner.families import IPV6_MTU_MIN, carried, outer_family, overlay_mtu, tunnel_endpoint, tunnel_mtu, tunnel_overhead
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
@@ -99,6 +100,8 @@ def _problems(item: Topology, state: State) -> Iterator[Problem]:
             yield from _missing_cluster(item.cluster, "$.cluster", state) or _mapping(item, state)
         case FirewallConfiguration():
             yield from _missing_cluster(item.cluster, "$.cluster", state) or _firewall(item, state)
+        case RouteConfiguration():
+            yield from _missing_cluster(item.cluster, "$.cluster", state) or _found(admit_routing.problems(item, state))
 
 
 def _missing_cluster(cluster: str, field: str, state: State) -> list[Problem]:
@@ -194,6 +197,7 @@ def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
         for index, address in enumerate(item.addresses):
             # The far end sends its outer packets here: not into one of its own prefixes for this side.
             yield from _underlay(address, item.ref, Attachment(own.peering, 1 - own.place), state, f"$.addresses[{index}]")
+            yield from _found(admit_routing.underlay_taken(own.far.cluster, address, f"$.addresses[{index}]", state))
         trial = state
         if state.objects.get(item.ref) != item:
             trial = state.copy()
@@ -217,6 +221,7 @@ def _place(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[Pro
         other = state.host_with(item.cluster, address)
         if other is not None and other.name != item.name:
             yield Problem(f"the underlay address {address} is taken by {other.ref}", field, other.ref)
+        yield from _found(admit_routing.underlay_taken(item.cluster, address, field, state))
 
 
 def _meeting(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[Problem]:
@@ -278,8 +283,12 @@ def _mapping(item: IpMapping, state: State) -> Iterator[Problem]:
 
 
 def _firewall(item: FirewallConfiguration, state: State) -> Iterator[Problem]:
-    yield from (Problem(*found) for found in admit_firewall.taken_table(item, state))
-    yield from (Problem(*found) for found in admit_firewall.class_marks(item, state))
+    yield from _found(admit_firewall.taken_table(item, state))
+    yield from _found(admit_firewall.class_marks(item, state))
+
+
+def _found(findings: Iterable[tuple[str, str, str]]) -> Iterator[Problem]:
+    return (Problem(*found) for found in findings)
 
 
 # Peerings ------------------------------------------------------------------------------------------------------------------------
@@ -355,7 +364,7 @@ def _end_gateway(attachment: Attachment, state: State, field: str) -> Iterator[P
     other = state.attachments[cluster].get(gateway)
     if other is not None and other.peering.ref != attachment.peering.ref:
         yield Problem(f"gateway {attachment.host} serves {other.peering.ref}; a gateway serves one peering", field, other.peering.ref)
-    yield from (Problem(*found) for found in admit_firewall.marks_on_gateway(attachment, state, field))
+    yield from _found(admit_firewall.marks_on_gateway(attachment, state, field))
 
 
 def _seen(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
@@ -378,6 +387,8 @@ def _seen(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
     given = attachment.far.endpoint
     for address in (*((given.address,) if given else ()), *(far.addresses if far else ())):
         yield from _underlay(address, f"the far gateway {attachment.far_host}", attachment, state, at)
+        yield from _found(admit_routing.underlay_taken(attachment.end.cluster, address, at, state))
+    yield from _found(admit_routing.remote_taken(attachment, at, state))
 
 
 def _taken_prefixes(attachment: Attachment, state: State) -> Iterator[tuple[Prefix, str]]:

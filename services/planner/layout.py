@@ -18,6 +18,11 @@ CLASS_INCOMING = 0xFE00
 OUTGOING_TABLE = 7001
 INCOMING_TABLE = 7002
 NODE_TABLE = 7010
+OWN_TABLES = frozenset((OUTGOING_TABLE, INCOMING_TABLE, NODE_TABLE))
+"""No published route goes there."""
+PUBLISHED_TABLE = 77_000_000
+PUBLISHED_TABLES = 1_000_000
+"""First number, and how many: the tables of published routes that are given none."""
 
 RULE_LOCAL_OUTGOING = 890
 """What the gateway itself answers (ICMP errors) to an outgoing packet goes back where that came from."""
@@ -25,6 +30,11 @@ RULE_LOCAL_INCOMING = 891
 RULE_OUTGOING = 900
 RULE_INCOMING = 901
 RULE_NODE = 900
+OWN_RULES = range(890, 910)
+"""Priorities that no published rule has."""
+RULE_PUBLISHED = 2000
+RULE_PUBLISHED_STEP = 150
+"""Where the priorities of published rules that are given none begin, for the lowest order, and how many each order has."""
 
 OVERLAY_PORT: dict[Overlay, int] = {"vxlan": 4789, "geneve": 6081}
 OVERLAY_OVERHEAD_BYTES = {IPV4: 50, IPV6: 70}

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from schemas.plan import NextHop
+from schemas.values import Family
 from services.planner import names
 from services.planner.allocate import Allocations, peering_id
 from services.planner.state import HostId, State
 
 
 class Facts(NamedTuple):
-    """Hosts of equal facts hold the same of an object. `because` names the topology objects that the facts come from."""
+    """Hosts of equal facts hold the same of an object. `because` names the topology objects that the facts come from.
+
+    `hops` are the tunnels that carry traffic, in each family that they carry.
+    """
 
     tunnels: tuple[str, ...] = ()
     because: tuple[str, ...] = ()
+    hops: tuple[tuple[Family, tuple[NextHop, ...]], ...] = ()
 
 
 NO_FACTS = Facts()

@@ -298,15 +298,25 @@ def _tunnels(state: State, allocations: Allocations, attachment: Attachment) -> 
             yield LinkAddress(link, _tunnel_address(family, index, attachment.place), layout.TUNNEL_LENGTH[family])
         if far is not None:
             yield WireguardPeer(link, far.key, _endpoint(state, attachment, index), allowed, peering.keepalive_seconds)
-    used = range(min(rollout.used, peering.tunnels))
     for family in families:
         # By these the far end finds its way back to the tunnel that a probe came through, whatever hops the routes below have left.
-        yield from (_tunnel_route(family, index) for index in used)
-        hops = tuple(_tunnel_hop(attachment, family, index) for index in used)
-        if hops:
+        yield from (_tunnel_route(family, index) for index in range(_used(allocations, attachment)))
+        if hops := tunnel_hops(state, allocations, attachment, family):
             for _, real in seen_prefixes(state, attachment):
                 if real.family == family:
                     yield Route(layout.OUTGOING_TABLE, real, hops=hops)
+
+
+def tunnel_hops(state: State, allocations: Allocations, attachment: Attachment, family: Family) -> tuple[NextHop, ...]:
+    """The tunnels that carry traffic, as next hops of a family; none of a family that the peering does not carry."""
+    if family not in carried(state, attachment.peering):
+        return ()
+    return tuple(_tunnel_hop(attachment, family, index) for index in range(_used(allocations, attachment)))
+
+
+def _used(allocations: Allocations, attachment: Attachment) -> int:
+    """How many tunnels carry traffic."""
+    return min(allocations.rollout(peering_id(attachment)).used, attachment.peering.tunnels)
 
 
 def _tunnel_hop(attachment: Attachment, family: Family, index: int) -> NextHop:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from schemas.firewall import FirewallConfiguration
 from schemas.objects import HostSelector, PassThrough
 from schemas.plan import Entry, PlanObject, SummedUnit
+from schemas.routing import RouteConfiguration
 from schemas.topology import Gateway, Node
 from services.planner.allocate import Allocations
-from services.planner.compile import firewall
+from services.planner.compile import firewall, routing
 from services.planner.compile.facts import Facts
 from services.planner.state import HostId, State
 
@@ -28,7 +30,10 @@ class _Builder(NamedTuple):
     build: Callable[[Any, Facts], Iterator[PlanObject]]
 
 
-_BUILDERS: dict[type[PassThrough], _Builder] = {FirewallConfiguration: _Builder("firewall", firewall.facts, firewall.build)}
+_BUILDERS: dict[type[PassThrough], _Builder] = {
+    FirewallConfiguration: _Builder("firewall", firewall.facts, firewall.build),
+    RouteConfiguration: _Builder("route", routing.facts, routing.build),
+}
 
 
 class _Made(NamedTuple):
@@ -86,6 +91,26 @@ def selects(selector: HostSelector, host: Node | Gateway, peerings: Container[st
     by_name = not selector.names or any(fnmatchcase(host.name, pattern) for pattern in selector.names)
     by_peering = selector.peering is None or selector.peering in peerings
     return by_name and by_peering and selector.role in (None, role)
+
+
+def may_meet(one: HostSelector, other: HostSelector) -> bool:
+    """Whether there can be a host that both selectors fit."""
+    roles = {one.role, other.role} - {None}
+    # A gateway takes part in one peering, a node in all of its cluster.
+    apart = one.peering is not None and other.peering is not None and one.peering != other.peering and "gateway" in roles
+    names = ((mine, theirs) for mine in one.names or ("*",) for theirs in other.names or ("*",))
+    return len(roles) < 2 and not apart and any(_patterns_meet(mine, theirs) for mine, theirs in names)  # noqa: PLR2004 - there are two roles
+
+
+@lru_cache(maxsize=4096)
+def _patterns_meet(one: str, other: str) -> bool:
+    """Whether there is a name that both patterns fit."""
+    if not one or not other:
+        return not (one or other).strip("*")
+    if one[0] == "*" or other[0] == "*":
+        star, rest = (one, other) if one[0] == "*" else (other, one)
+        return _patterns_meet(star[1:], rest) or _patterns_meet(star, rest[1:])
+    return (one[0] == other[0] or "?" in (one[0], other[0])) and _patterns_meet(one[1:], other[1:])
 
 
 def _peerings(host: Node | Gateway, state: State) -> set[str]:

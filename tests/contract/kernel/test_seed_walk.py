@@ -1,6 +1,6 @@
 """The seed's rules, published, do to packets what the seed says: marks by interface, prefixes remapped both ways, NodePorts led back.
 
-A gateway with two node links and one tunnel. Routes and policy rules are made by hand as the seed has them; the firewall is the example's.
+A gateway with two node links and one tunnel. Routes and policy rules are published as the seed has them; the firewall is the example's.
 """
 
 from __future__ import annotations
@@ -8,11 +8,15 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from services.kernel.linux import LinuxKernel
+from services.kernel.transaction import Change
 from tests.contract.kernel.firewall_host import Host, seed
+from tests.routes import compiled, routes, to
 
 pytestmark = pytest.mark.privileged
 
@@ -22,17 +26,16 @@ SET_UP = """
 link add {link} address 02:00:00:00:01:0{number} type veth peer name far{number}
 link set {link} up
 link set far{number} up
-route add default dev {link} table 10{number}
 neigh add 10.200.7.5 lladdr 02:00:00:00:02:0{number} dev {link}
 neigh add 10.200.1.9 lladdr 02:00:00:00:02:0{number} dev {link}
 neigh add 10.70.0.0 lladdr 02:00:00:00:02:0{number} dev {link}
 """
-RULES = """
-rule add fwmark 0xff00 lookup 100
-rule add fwmark 0xfe00 lookup 101
-rule add fwmark 1 lookup 101
-rule add fwmark 2 lookup 102
-"""
+ROUTES = (
+    routes("milan-gw-ext", rules=[{"fwmark": 0xFF00}], routes=[to("0.0.0.0/0", TUNNEL)]),
+    routes("worker-gw-node", rules=[{"fwmark": 0xFE00, "to": "10.200.1.0/24"}], routes=[to("10.200.1.9", WORKER)]),
+    routes("worker-nodeport", rules=[{"fwmark": 1, "to": "10.70.0.0"}], routes=[to("10.70.0.0", WORKER)]),
+    routes("control-plane-nodeport", rules=[{"fwmark": 2, "to": "10.70.0.0"}], routes=[to("10.70.0.0", CONTROL_PLANE)]),
+)
 
 
 class Seen(NamedTuple):
@@ -46,14 +49,19 @@ class Seen(NamedTuple):
 class Gateway:
     """Sends packets into links and sees them leave."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, state_dir: Path) -> None:
         self._host = host
         host.hold(*seed().values())
         host.run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.default.disable_ipv6=1", "net.ipv4.conf.all.rp_filter=0")
         host.run("sysctl", "-qw", "net.ipv4.conf.default.rp_filter=0")
-        script = "".join(SET_UP.format(link=link, number=number) for number, link in enumerate(LINKS)) + RULES
+        script = "".join(SET_UP.format(link=link, number=number) for number, link in enumerate(LINKS))
         for line in filter(None, script.splitlines()):
             host.run("ip", *line.split())
+        kernel = host.call(LinuxKernel, state_dir)
+        for item in ROUTES:
+            for found in compiled(item).values():
+                host.call(kernel.write, Change(None, found))
+        host.call(kernel.close)
         self._far = {link: host.call(self._opened, f"far{number}") for number, link in enumerate(LINKS)}
 
     @staticmethod
@@ -85,10 +93,10 @@ class Gateway:
 
 
 @pytest.fixture
-def gateway() -> Iterator[Gateway]:
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
     host = Host()
     try:
-        made = Gateway(host)
+        made = Gateway(host, tmp_path)
         yield made
         made.close()
     finally:

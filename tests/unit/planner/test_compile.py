@@ -20,6 +20,7 @@ from services.planner.core import Core
 from services.planner.names import LINK_NAME_BYTES
 from services.planner.state import HostId
 from tests.firewalls import match, one_chain, rule
+from tests.routes import routes, to
 from tests.topologies import (
     EXAMPLES,
     MILAN_GATEWAY,
@@ -258,6 +259,8 @@ POOL: list[Topology] = [
             ("far", "10.61.2.10", {}),
         )
     ),
+    routes(routes=[to("10.9.0.0/16", "@tunnels")], rules=[{"iif": "@tunnels"}], hosts={"peering": "rome-milan"}),
+    routes(routes=[to("10.9.0.0/16", "eth1"), to("172.18.0.0/16", type="throw")], rules=[{}], hosts={"names": ["worker-*"]}),
 ]
 
 
