@@ -96,7 +96,7 @@ async def test_what_is_changed_by_hand_is_told_and_put_back(mesh, live, eventual
 
 
 async def test_a_route_by_a_link_that_is_not_there_waits_for_it(mesh, live, eventually):
-    """Its unit waits, with nothing of it in the kernel; the others go on; the link's arrival lets it come."""
+    """Its unit waits, with nothing of it in the kernel; the link's arrival lets it come, and come again when the link was made anew."""
     item = routes(rules=[{"to": "10.9.0.0/16"}], routes=[to("10.9.0.0/16", "late0")], hosts={"names": ["worker-1"]})
     before = mesh.own_state(WORKER)
     await live.publish(item, settle=False)
@@ -106,10 +106,18 @@ async def test_a_route_by_a_link_that_is_not_there_waits_for_it(mesh, live, even
 
     await eventually(lambda: outcome() == "waiting", "the unit waits", outcome)
     assert mesh.own_state(WORKER) == before
-    mesh.run(WORKER, "sh", "-ec", "ip link add late0 type veth peer name late1; ip link set late0 up; ip link set late1 up")
+    make = "ip link add late0 type veth peer name late1; ip link set late0 up; ip link set late1 up"
+    there = ["10.9.0.0/16 dev late0 proto 77 scope link"]
+    mesh.run(WORKER, "sh", "-ec", make)
     try:
         await eventually(lambda: outcome() == "applied", "the unit is applied", outcome)
-        assert listed(mesh, WORKER, "route", "list", "table", TABLE) == ["10.9.0.0/16 dev late0 proto 77 scope link"]
+        assert listed(mesh, WORKER, "route", "list", "table", TABLE) == there
+        mesh.run(WORKER, "sh", "-ec", f"ip link del late0; {make}")
+        await eventually(lambda: listed(mesh, WORKER, "route", "list", "table", TABLE) == there, "the route is there again")
+        mesh.run(WORKER, "ip", "link", "del", "late0")
+        await eventually(lambda: outcome() == "waiting", "the unit waits again", outcome)
+        mesh.run(WORKER, "sh", "-ec", make)
+        await eventually(lambda: listed(mesh, WORKER, "route", "list", "table", TABLE) == there, "the route is there again")
     finally:
         await live.delete(item)
         mesh.run(WORKER, "ip", "link", "del", "late0")

@@ -27,6 +27,7 @@ link add {link} address 02:00:00:00:01:0{number} type veth peer name far{number}
 link set {link} up
 link set far{number} up
 neigh add 10.200.7.5 lladdr 02:00:00:00:02:0{number} dev {link}
+neigh add 10.200.7.6 lladdr 02:00:00:00:02:0{number} dev {link}
 neigh add 10.200.1.9 lladdr 02:00:00:00:02:0{number} dev {link}
 neigh add 10.70.0.0 lladdr 02:00:00:00:02:0{number} dev {link}
 """
@@ -141,3 +142,14 @@ def test_answers_to_node_ports_go_back_to_the_node_that_asked(gateway: Gateway) 
     for link, port in ((CONTROL_PLANE, 4002), (WORKER, 4001)):
         back = gateway.passes(TUNNEL, ("10.200.7.5", 80), ("10.70.0.0", port))
         assert back == Seen(link, ("10.61.7.5", 80), ("10.70.0.0", port))
+
+
+def test_two_nodes_may_use_the_same_port(gateway: Gateway) -> None:
+    """To two pods: the answer of each goes back to the node that asked it."""
+    asked = ((WORKER, "7.5"), (CONTROL_PLANE, "7.6"))
+    for link, host in asked:
+        out = gateway.passes(link, ("10.70.0.0", 4001), (f"10.61.{host}", 80))
+        assert out == Seen(TUNNEL, ("10.70.0.0", 4001), (f"10.200.{host}", 80))
+    for link, host in reversed(asked):
+        back = gateway.passes(TUNNEL, (f"10.200.{host}", 80), ("10.70.0.0", 4001))
+        assert back == Seen(link, (f"10.61.{host}", 80), ("10.70.0.0", 4001))
