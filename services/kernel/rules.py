@@ -59,8 +59,13 @@ class Rules:
     def write(self, change: Change) -> None:
         if isinstance(change.new, PolicyRule):
             self._add(change.new)
+        is_there = False
         for body, item in self._held():
-            if item.key == change.key and item != change.new:
+            if item.key != change.key:
+                continue
+            if item == change.new and not is_there:
+                is_there = True
+            else:
                 self._delete(body, change.key)
 
     def _add(self, wanted: PolicyRule) -> None:

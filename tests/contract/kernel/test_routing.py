@@ -235,6 +235,17 @@ def test_a_rule_is_not_taken_for_one_that_says_more(machine: Machine, family: Fa
         assert dict(machine.kernel.read({})) == left
 
 
+def test_a_rule_that_is_there_twice_is_left_once(machine: Machine) -> None:
+    """As by an end in the midst of a removal; neither is taken for the wanted one while both are there."""
+    item = PolicyRule(5000, TABLE, to=Prefix("10.1.0.0/16"))
+    machine.kernel.write(Change(None, item))
+    machine.tamper("ip rule save | ip rule restore", _put(Listed("rule", item.key, "twice")))
+    (found,) = differences(machine.kernel, {item.key: item})
+    assert isinstance(found.old, Listed)
+    machine.kernel.write(found)
+    assert dict(machine.kernel.read({})) == {item.key: item}
+
+
 @pytest.mark.parametrize("prefix", [prefix for _, _, prefix in PLACES], ids=["IPv4", "IPv6"])
 def test_a_route_is_not_taken_for_one_of_another_metric(machine: Machine, plan: dict[str, PlanObject], prefix: Prefix) -> None:
     """One without a metric goes whatever it leads to, and removed when it is not there, it does not take another along."""
