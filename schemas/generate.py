@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from schemas.allocation import Remaps
 from schemas.drift import DriftEvent
 from schemas.plan import PlanDiff, SnapshotChunk, SnapshotHead
 from schemas.reference import document
@@ -26,7 +27,10 @@ PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MESSAGES: dict[str, type] = {
     **KINDS,
-    **{kind.__name__: kind for kind in (PlanDiff, SnapshotHead, SnapshotChunk, ApplyReport, DriftEvent, Refusal, DeadLetter, Freeze)},
+    **{
+        kind.__name__: kind
+        for kind in (PlanDiff, SnapshotHead, SnapshotChunk, ApplyReport, DriftEvent, Refusal, DeadLetter, Freeze, Remaps)
+    },
 }
 
 

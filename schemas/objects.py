@@ -20,8 +20,8 @@ class Strict(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 class Object(Strict, frozen=True, kw_only=True, tag_field="kind"):
     """What all topology objects share.
 
-    `name` is unique among the objects of one kind in a cluster. `revision`, where given, only grows: an object whose
-    revision is lower than the admitted one is refused.
+    `name` is unique among the objects of one kind in a cluster. `revision`, where given, grows with each change: an object is refused
+    whose revision is lower than that of the admitted one, or of one that waits to be admitted, or equal with other content.
     """
 
     name: Name

@@ -46,6 +46,10 @@ class Cluster(Object, frozen=True, kw_only=True, tag=True):
     addresses of its nodes and gateways, one prefix for each family of the others; peers never see those. `overlay` carries packets
     between gateways and nodes.
 
+    `pools` are what remaps are taken from where an end of a peering gives none and needs one. `reserved` is held by others at the site:
+    pods, nodes and other reservations may lie inside, remaps may not. `control` are the addresses of broker and management: what hosts
+    send there is never marked, encrypted, translated or dropped, and no prefix of a remote cluster may hold one.
+
     `sources` says as what peers see traffic that no pod sent (nodes, NodePorts): as an address of each node's own in the first external
     prefix with room for that, or all as the first address of an external prefix. Without it, per node where there is room.
     """
@@ -53,6 +57,9 @@ class Cluster(Object, frozen=True, kw_only=True, tag=True):
     pod_prefixes: Annotated[Prefixes, Meta(min_length=1)]
     external_prefixes: Prefixes = ()
     internal_prefixes: Annotated[tuple[Prefix, ...], Meta(min_length=1, max_length=2)]
+    pools: Prefixes = ()
+    reserved: Prefixes = ()
+    control: Annotated[tuple[Prefix, ...], Meta(max_length=16)] = ()
     overlay: Overlay = "vxlan"
     mtu: Annotated[int, Meta(ge=1280, le=65535)] = 1500
     sources: Sources | None = None
@@ -97,7 +104,8 @@ class PeeringEnd(Strict, frozen=True, kw_only=True):
     """One end of a peering: who it is, where it is reached, and how it sees the other end.
 
     `remap_pods` and `remap_external` pair by index with the other cluster's `podPrefixes` and `externalPrefixes`, families and lengths
-    equal: the host part of an address is kept. Empty means that the other end's prefixes are used as they are. `endpoint` overrides
+    equal: the host part of an address is kept. Empty means that the other end's prefixes are used as they are, or where one of them
+    overlaps what is in use here, by a remap from the cluster's `pools`. `endpoint` overrides
     the gateway's address and the first port, for a gateway behind a load balancer; tunnel i is reached at its port + i.
     """
 

@@ -13,10 +13,11 @@ from rich.markup import escape
 
 from schemas import codec, subjects
 from schemas.status import Refusal
-from schemas.topology import KINDS, Topology
+from schemas.topology import KINDS, Peering, Topology
 from services.cli import files, records
 from services.cli.output import EXIT_ERROR, Format, Output, console, default_format, emit, fail, note, show_table
 from services.cli.session import Nats
+from services.planner.state import Attachment, State, seen_fields
 from services.runtime import events
 from services.runtime.broker import Broker
 from services.runtime.errors import Permanent
@@ -99,6 +100,8 @@ async def get(
     meshmark get Peering/rome/rome-milan
     meshmark get --refused
     ```
+
+    Peerings in the table show what they got from their clusters' pools as `fromPools`; with JSON and YAML, objects are as they were said.
     """
     if kind and "/" in kind and name is None:
         kind, _, name = kind.partition("/")
@@ -108,12 +111,15 @@ async def get(
         if refused:
             return _show_refused(await records.refused(broker), chosen, name, form)
         in_force = await records.admitted(broker)
+        remaps = (await records.allocations(broker)).remaps if form == "table" else {}
     items = [item for item in in_force if chosen in (None, item.kind) and name in (None, f"{item.home}/{item.name}", item.name)]
     if name is not None and not items:
         fail(f"no {chosen or 'object'} named {name} is admitted")
         return EXIT_ERROR
     if form == "table":
-        show_table(("KIND", "CLUSTER", "NAME", "WHAT"), [(item.kind, item.home, item.name, summary(item)) for item in items])
+        state = State(in_force, remaps)
+        rows = [(item.kind, item.home, item.name, escape(summary(item) + _from_pools(item, state))) for item in items]
+        show_table(("KIND", "CLUSTER", "NAME", "WHAT"), rows)
     else:
         emit(items[0] if name is not None and len(items) == 1 else items, form)
     return 0
@@ -213,6 +219,19 @@ def summary(item: Topology) -> str:
     data = codec.to_builtins(item)
     shown = {key: value for key, value in data.items() if key not in ("kind", "name", "cluster", "revision")}
     return ", ".join(f"{key}={_short(value)}" for key, value in shown.items())
+
+
+def _from_pools(item: Topology, state: State) -> str:
+    """What a peering uses that came from pools; empty for anything else."""
+    if not isinstance(item, Peering):
+        return ""
+    seen = [
+        f"{end.cluster}:{one.real}→{one.seen}"
+        for place, end in enumerate(item.ends)
+        for one in seen_fields(state, Attachment(item, place))
+        if not one.is_given and one.seen != one.real
+    ]
+    return f", fromPools={' '.join(seen)}" if seen else ""
 
 
 def _short(value: object) -> str:

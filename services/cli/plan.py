@@ -107,14 +107,13 @@ async def _live_plans(broker: Broker, items: list[Topology]) -> dict[HostId, Hos
     in_force = await records.admitted(broker)
     allocations = await records.allocations(broker)
     if not items:
-        return compile_all(State(in_force), allocations)
+        return compile_all(State(in_force, allocations.remaps), allocations)
     paper_plans(items)
-    state = State(items)
+    state = State(items, allocations.remaps)
     for key in in_force:
         if isinstance(key, PublicKey) and key.ref not in state.objects and state.host(HostId(key.cluster, key.name)) is not None:
             state.put(key)
-    for item in items:
-        allocations.allocate(state, item)
+    allocations.allocate(state, items)
     settle_rollouts(state, allocations)
     return compile_all(state, allocations)
 

@@ -56,7 +56,7 @@ async def hosts(broker: Broker) -> set[HostId]:
 
 
 async def allocations(broker: Broker) -> Allocations:
-    """The numbers and rollouts that the planner has given."""
+    """What the planner has allocated: numbers, remaps, rollouts."""
     found = Allocations()
     async for message in _replay(broker, subjects.ALLOCATION):
         what, cluster, name = subjects.parse(message.subject).tokens

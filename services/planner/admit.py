@@ -7,19 +7,19 @@ forgotten by the service; it is tried again when what it contradicts or misses h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, product
 
 from msgspec import Struct
 
 from schemas.firewall import FirewallConfiguration
 from schemas.routing import RouteConfiguration
 from schemas.topology import TUNNELS_MAX, Cluster, Gateway, IpMapping, Node, Peering, Pod, PublicKey, Topology
-from schemas.values import IPV4, IPV6, Address, Prefix
-from services.planner import admit_firewall, admit_mapping, admit_routing, layout, names
+from schemas.values import IPV6, Address, Prefix
+from services.planner import admit_cluster, admit_firewall, admit_mapping, admit_routing, layout, names
+from services.planner.admit_cluster import too_little
 from services.planner.families import IPV6_MTU_MIN, carried, outer_family, overlay_mtu, tunnel_endpoint, tunnel_mtu, tunnel_overhead
-from services.planner.state import Attachment, HostId, State, seen_prefixes
-
-_SMALLEST_INTERNAL_LENGTH = {IPV4: 29, IPV6: 112}
+from services.planner.remaps import Exhausted, choose, far_addresses, own_prefixes, taken, with_choices
+from services.planner.state import Attachment, HostId, Seen, State, peering_key, seen_fields, seen_prefixes
 
 
 class Problem(Struct, frozen=True):
@@ -44,8 +44,32 @@ def admit_together(items: Sequence[Topology], state: State) -> Problem | None:
     trial = state.copy()
     for item in items:
         trial.put(item)
+    trial = with_choices(trial, _joined(trial, items))
     # One after the other: what comes later rests on what was asked before.
     return next((problem for item in items for problem in chain(_succession(item, state), _problems(item, trial))), None)
+
+
+def _joined(state: State, items: Iterable[Topology]) -> list[Peering]:
+    """The peerings whose remaps may have to be chosen for these objects: those among them, and those of clusters among them."""
+    found = {item.ref: item for item in items if isinstance(item, Peering)}
+    for item in items:
+        if isinstance(item, Cluster):
+            found.update({attachment.peering.ref: attachment.peering for attachment in state.attachments[item.name].values()})
+    return list(found.values())
+
+
+def overtaken(item: Topology, before: Topology | None, stands: str) -> Problem | None:
+    """Why `item` cannot take the place of `before`, which `stands` (as "is admitted"), by their revisions; None when nothing is wrong.
+
+    Where both have one, it grows with each change: a lower one is an old copy, and an equal one of other content is nobody's successor.
+    """
+    if before is None or item.revision is None or before.revision is None or item.revision > before.revision or item == before:
+        return None
+    if item.revision < before.revision:
+        reason = f"revision {item.revision} is older than revision {before.revision}, which {stands}"
+    else:
+        reason = f"revision {item.revision} {stands} with other content; a change needs a higher one"
+    return Problem(reason, "$.revision", item.ref, retry=False)
 
 
 def admit_removal(ref: str, state: State) -> Problem | None:
@@ -74,10 +98,8 @@ def _clusters(item: Topology) -> set[str]:
 def _succession(item: Topology, state: State) -> Iterator[Problem]:
     """What keeps `item` from following the admitted object of its name."""
     before = state.objects.get(item.ref)
-    if before is not None and item.revision is not None and item.revision < (before.revision or 0):
-        yield Problem(
-            f"revision {item.revision} is older than the admitted revision {before.revision}", "$.revision", item.ref, retry=False
-        )
+    if (old := overtaken(item, before, "is admitted")) is not None:
+        yield old
     if isinstance(item, Cluster) and isinstance(before, Cluster) and next(state.hosts_of(item.name), None) is not None:
         yield from _internal_in_use(item, before)
     if isinstance(item, Cluster) and isinstance(before, Cluster):
@@ -118,22 +140,7 @@ def _missing_cluster(cluster: str, field: str, state: State) -> list[Problem]:
 
 
 def _cluster(item: Cluster, state: State) -> Iterator[Problem]:
-    fields = [(f"$.podPrefixes[{index}]", prefix) for index, prefix in enumerate(item.pod_prefixes)]
-    fields += [(f"$.externalPrefixes[{index}]", prefix) for index, prefix in enumerate(item.external_prefixes)]
-    fields += [(f"$.internalPrefixes[{index}]", prefix) for index, prefix in enumerate(item.internal_prefixes)]
-    for index, (field, prefix) in enumerate(fields):
-        for earlier, other in fields[:index]:
-            if prefix.overlaps(other):
-                yield Problem(f"{prefix} overlaps {other} ({earlier}) of the same cluster", field, retry=False)
-    for field, prefix in fields:
-        yield from _reserved(prefix, field)
-    for index, prefix in enumerate(item.internal_prefixes):
-        smallest = _SMALLEST_INTERNAL_LENGTH[prefix.family]
-        if prefix.length > smallest:
-            reason = f"{prefix} is too small for overlay addresses; give a /{smallest} or larger"
-            yield Problem(reason, f"$.internalPrefixes[{index}]", retry=False)
-    if IPV6 in item.families and item.mtu - layout.OVERLAY_OVERHEAD_BYTES[IPV4] < IPV6_MTU_MIN:
-        yield Problem(_too_little("the overlay's headers", layout.OVERLAY_OVERHEAD_BYTES[IPV4], item.mtu), "$.mtu", retry=False)
+    yield from (Problem(*found, retry=False) for found in admit_cluster.contradictions(item))
     yield from (Problem(*found) for found in admit_mapping.sources(item))
     if item.name in state.clusters:
         yield from _dependents(item, state)
@@ -151,22 +158,11 @@ def _internal_in_use(item: Cluster, before: Cluster) -> Iterator[Problem]:
             yield Problem(reason, f"$.internalPrefixes[{index}]", item.ref)
 
 
-def _too_little(what: str, taken: int, mtu: int) -> str:
-    """What is wrong with an MTU that leaves no room for IPv6."""
-    least = IPV6_MTU_MIN + taken
-    return f"{what} take {taken} of {mtu} bytes and leave {mtu - taken}; IPv6 needs {IPV6_MTU_MIN}, so the MTU must be at least {least}"
-
-
-def _reserved(prefix: Prefix, field: str) -> Iterator[Problem]:
-    for reserved in layout.RESERVED:
-        if prefix.overlaps(Prefix(reserved)):
-            yield Problem(f"{prefix} overlaps {reserved}, which no cluster may use", field, retry=False)
-
-
 def _dependents(item: Cluster, state: State) -> Iterator[Problem]:
     """A changed cluster must suit what is already admitted in it."""
     trial = state.copy()
     trial.put(item)
+    trial = with_choices(trial, _joined(trial, [item]))
     # Peerings first: the questions about hosts rest on remaps that pair with the prefixes.
     for other in sorted(state.objects.values(), key=lambda other: not isinstance(other, Peering)):
         if other.ref != item.ref and item.name in _clusters(other):
@@ -188,23 +184,35 @@ def _host(item: Node | Gateway, state: State) -> Iterator[Problem]:
         yield Problem(f"the name leads to the same link name as {namesake.ref}", "$.name", namesake.ref)
     if len(item.uplink) > names.LINK_NAME_BYTES or item.uplink.startswith((names.OVERLAY_LINK_PREFIX, names.TUNNEL_LINK_PREFIX)):
         yield Problem(f"{item.uplink!r} cannot be an uplink: at most 15 bytes, not beginning with mo. or mt.", "$.uplink", retry=False)
-    for index, address in enumerate(item.addresses):
-        for attachment in state.attachments[item.cluster].values():
-            yield from _underlay(address, item.ref, attachment, state, f"$.addresses[{index}]")
+    for attachment in state.attachments[item.cluster].values():
+        yield from _met(item, attachment, state)
     yield from _meeting(item, cluster, state)
     own = state.attachments[item.cluster].get(item.name)
     if isinstance(item, Gateway) and own is not None:
-        for index, address in enumerate(item.addresses):
-            # The far end sends its outer packets here: not into one of its own prefixes for this side.
-            yield from _underlay(address, item.ref, Attachment(own.peering, 1 - own.place), state, f"$.addresses[{index}]")
-            yield from _found(admit_routing.underlay_taken(own.far.cluster, address, f"$.addresses[{index}]", state))
-        trial = state
-        if state.objects.get(item.ref) != item:
-            trial = state.copy()
-            trial.put(item)
-        yield from (Problem(found.reason, "$.addresses", own.peering.ref) for found in _tunnels(own.peering, trial))
+        yield from _at_work(item, own, state)
     if isinstance(item, Node):
         yield from _node_prefixes(item, cluster, state)
+
+
+def _met(item: Node | Gateway, attachment: Attachment, state: State) -> Iterator[Problem]:
+    """A host's addresses inside what an end of a peering sends into its tunnels."""
+    for index, address in enumerate(item.addresses):
+        for reason in _loops(address, item.ref, attachment, state):
+            yield Problem(reason, f"$.addresses[{index}]", attachment.peering.ref)
+
+
+def _at_work(item: Gateway, own: Attachment, state: State) -> Iterator[Problem]:
+    """What the far end asks of a gateway that serves a peering: it sends its outer packets here, and not into what it keeps for pods."""
+    far_end = Attachment(own.peering, 1 - own.place)
+    yield from _met(item, far_end, state)
+    for index, address in enumerate(item.addresses):
+        yield from _swallowed(address, item.ref, state.clusters[far_end.end.cluster], f"$.addresses[{index}]")
+        yield from _found(admit_routing.underlay_taken(own.far.cluster, address, f"$.addresses[{index}]", state))
+    trial = state
+    if state.objects.get(item.ref) != item:
+        trial = state.copy()
+        trial.put(item)
+    yield from (Problem(found.reason, "$.addresses", own.peering.ref) for found in _tunnels(own.peering, trial))
 
 
 def _place(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[Problem]:
@@ -214,7 +222,7 @@ def _place(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[Pro
         for unusable in layout.NO_HOST:
             if Prefix(unusable).covers(address):
                 yield Problem(f"{address} lies inside {unusable}: no host has such an address", field, retry=False)
-        for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, *cluster.internal_prefixes):
+        for prefix in own_prefixes(cluster):
             if prefix.covers(address):
                 yield Problem(f"the underlay address {address} lies inside {prefix} of its cluster: a loop", field, cluster.ref)
         yield from (Problem(found[0], field, *found[2:]) for found in admit_mapping.underlay(item, address, state))
@@ -234,7 +242,7 @@ def _meeting(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[P
             yield Problem(reason, "$.addresses", other.ref)
         elif IPV6 in cluster.families and overlay_mtu(cluster, item, other) < IPV6_MTU_MIN:
             what = f"the headers of an overlay link to {other.ref} over IPv{family}"
-            yield Problem(_too_little(what, layout.OVERLAY_OVERHEAD_BYTES[family], cluster.mtu), "$.addresses", cluster.ref)
+            yield Problem(too_little(what, layout.OVERLAY_OVERHEAD_BYTES[family], cluster.mtu), "$.addresses", cluster.ref)
 
 
 def _node_prefixes(item: Node, cluster: Cluster, state: State) -> Iterator[Problem]:
@@ -301,6 +309,11 @@ def _peering(item: Peering, state: State) -> Iterator[Problem]:
     yield from missing
     if missing:
         return
+    try:
+        remaps = choose(state, item, is_established=item.ref in state.peerings)
+        state = state.seeing({**state.remaps, peering_key(item): remaps})
+    except Exhausted as error:
+        yield Problem(str(error), error.field, error.other)
     for overlay, port in layout.OVERLAY_PORT.items():  # whichever the clusters have now: that may change under a running peering
         if item.port <= port < item.port + TUNNELS_MAX:
             yield Problem(f"the {TUNNELS_MAX} ports from {item.port} on hold {port}, that of {overlay} overlays", "$.port", retry=False)
@@ -311,6 +324,7 @@ def _peering(item: Peering, state: State) -> Iterator[Problem]:
         yield from _end_gateway(attachment, state, f"$.ends[{index}].gateway")
         if not lengths:
             yield from _seen(attachment, state, f"$.ends[{index}]")
+            yield from _apart(attachment, state, f"$.ends[{index}]")
     if all(end.gateway in state.gateways[end.cluster] for end in item.ends):
         yield from _tunnels(item, state)
 
@@ -329,7 +343,7 @@ def _tunnels(item: Peering, state: State) -> Iterator[Problem]:
     if IPV6 in carried(state, item) and tunnel_mtu(state, item) < IPV6_MTU_MIN:
         place = min((0, 1), key=lambda place: state.clusters[item.ends[place].cluster].mtu)
         narrow, taken = state.clusters[item.ends[place].cluster], tunnel_overhead(state, item)
-        yield Problem(_too_little(f"the tunnels' headers, by {narrow.ref},", taken, narrow.mtu), f"$.ends[{place}].cluster", narrow.ref)
+        yield Problem(too_little(f"the tunnels' headers, by {narrow.ref},", taken, narrow.mtu), f"$.ends[{place}].cluster", narrow.ref)
 
 
 def _remap_lengths(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
@@ -369,59 +383,61 @@ def _end_gateway(attachment: Attachment, state: State, field: str) -> Iterator[P
 
 def _seen(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
     """The prefixes by which an end sees the other must be free in its own cluster."""
-    seen = list(_seen_fields(attachment, state, at))
-    taken = list(_taken_prefixes(attachment, state))
-    for index, (field, prefix) in enumerate(seen):
-        yield from _reserved(prefix, field)
-        for theirs, owner in taken:
-            if prefix.overlaps(theirs):
-                yield Problem(f"{prefix} overlaps {theirs} of {owner}; give a remap that is free there", field, owner)
+    cluster = state.clusters[attachment.end.cluster]
+    seen = [(f"{at}.{one.field}[{one.position}]", one) for one in seen_fields(state, attachment)]
+    in_use = list(taken(state, cluster, attachment.peering.ref))
+    for index, (field, one) in enumerate(seen):
+        yield from (Problem(*found, retry=False) for found in admit_cluster.beyond_use(one.seen, field))
+        for entry in in_use:
+            if one.seen.overlaps(entry.prefix):
+                yield Problem(f"{one.seen} overlaps {entry.what}{entry.prefix} of {entry.owner}; {_cure(one, cluster)}", field, entry.owner)
         for earlier, other in seen[:index]:
-            if prefix.overlaps(other):
-                yield Problem(f"{prefix} overlaps {other} ({earlier})", field)
-    for host in state.hosts_of(attachment.end.cluster):
-        known = state.host(host)
-        if known is not None:
-            yield from (problem for address in known.addresses for problem in _underlay(address, known.ref, attachment, state, at))
-    far = state.gateways[attachment.far.cluster].get(attachment.far.gateway)
-    given = attachment.far.endpoint
-    for address in (*((given.address,) if given else ()), *(far.addresses if far else ())):
-        yield from _underlay(address, f"the far gateway {attachment.far_host}", attachment, state, at)
-        yield from _found(admit_routing.underlay_taken(attachment.end.cluster, address, at, state))
+            if one.seen.overlaps(other.seen):
+                yield Problem(f"{one.seen} overlaps {other.seen} ({earlier})", field)
+
+
+def _apart(attachment: Attachment, state: State, at: str) -> Iterator[Problem]:
+    """What hosts send outside the tunnels must not meet what goes through them: outer packets, and those to broker and management."""
+    cluster = state.clusters[attachment.end.cluster]
+    for one in seen_fields(state, attachment):
+        for kept, prefix in product(cluster.control, (one.seen, one.real)):
+            if kept.overlaps(prefix):
+                reason = f"{prefix} of {attachment.peering.ref} overlaps the control prefix {kept} of {cluster.ref}"
+                yield Problem(reason, f"{at}.{one.field}[{one.position}]", cluster.ref)
+    hosts: list[Node | Gateway] = [*state.nodes[cluster.name].values(), *state.gateways[cluster.name].values()]
+    for known in hosts:
+        for address in known.addresses:
+            yield from (Problem(reason, at, known.ref) for reason in _loops(address, known.ref, attachment, state))
+    far, ref = f"the far gateway {attachment.far_host}", f"Gateway/{attachment.far.cluster}/{attachment.far.gateway}"
+    for address in far_addresses(state, attachment):
+        yield from (Problem(reason, at, ref) for reason in _loops(address, far, attachment, state))
+        yield from _swallowed(address, far, cluster, at)
+        yield from _found(admit_routing.underlay_taken(cluster.name, address, at, state))
     yield from _found(admit_routing.remote_taken(attachment, at, state))
 
 
-def _taken_prefixes(attachment: Attachment, state: State) -> Iterator[tuple[Prefix, str]]:
-    """Prefixes that are in use in an end's cluster, with their owners: its own, and those of its other peerings."""
-    cluster = state.clusters[attachment.end.cluster]
-    for prefix in (*cluster.pod_prefixes, *cluster.external_prefixes, *cluster.internal_prefixes):
-        yield prefix, cluster.ref
-    for neighbour in state.attachments[cluster.name].values():
-        if neighbour.peering.ref != attachment.peering.ref:
-            yield from ((theirs, neighbour.peering.ref) for theirs, _ in seen_prefixes(state, neighbour))
+def _swallowed(address: Address, owner: str, cluster: Cluster, field: str) -> Iterator[Problem]:
+    """No prefix of a gateway's own cluster may hold the far gateway's address either: what is for pods does not leave by the uplink."""
+    for prefix in own_prefixes(cluster):
+        if prefix.covers(address):
+            yield Problem(f"{prefix} of {cluster.ref} holds the underlay address {address} of {owner}: a loop", field, cluster.ref)
 
 
-def _seen_fields(attachment: Attachment, state: State, at: str) -> Iterable[tuple[str, Prefix]]:
-    families, far = state.clusters[attachment.end.cluster].families, state.clusters[attachment.far.cluster]
-    for field, ours, theirs in _remaps(attachment, far):
-        for index, prefix in enumerate(ours or theirs):
-            if prefix.family in families:
-                yield f"{at}.{field}[{index}]", prefix
+def _cure(one: Seen, cluster: Cluster) -> str:
+    if one.is_given or any(pool.family == one.real.family for pool in cluster.pools):
+        return "give a remap that is free there"
+    return f"give a remap that is free there, or {cluster.ref} an IPv{one.real.family} pool to take one from"
 
 
-def _underlay(address: Address, owner: str, attachment: Attachment, state: State, field: str) -> Iterator[Problem]:
+def _loops(address: Address, owner: str, attachment: Attachment, state: State) -> Iterator[str]:
     """No prefix of a remote cluster may hold an underlay address: outer packets would be sent into the tunnel."""
     for prefix in {prefix for pair in seen_prefixes(state, attachment) for prefix in pair}:
         if prefix.covers(address):
-            yield Problem(
-                f"{prefix} of {attachment.peering.ref} holds the underlay address {address} of {owner}: a loop",
-                field,
-                attachment.peering.ref,
-            )
+            yield f"{prefix} of {attachment.peering.ref} holds the underlay address {address} of {owner}: a loop"
 
 
 def _list(prefixes: Iterable[Prefix]) -> str:
     return ", ".join(prefixes)
 
 
-__all__ = ["Problem", "admit", "admit_removal", "admit_together"]
+__all__ = ["Problem", "admit", "admit_removal", "admit_together", "overtaken"]

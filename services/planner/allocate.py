@@ -1,4 +1,4 @@
-"""What objects get once and keep: host numbers, external addresses of mappings, and how far a peering's tunnels are rolled out.
+"""What objects get once and keep: host numbers, remaps from pools, external addresses of mappings, how far tunnels are rolled out.
 
 An allocation is written once, by compare-and-set, and read back after a restart. The number that a host gets first is a hash of
 its name, so that the same topology leads to the same numbers in any order of arrival, and on paper (``meshmark plan``) as in the lab;
@@ -8,19 +8,23 @@ when that number is taken, it is the next free one.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
 from schemas import codec
-from schemas.topology import Cluster, Gateway, IpMapping, Node, Topology
-from schemas.values import Address
+from schemas.allocation import Remaps
+from schemas.topology import Cluster, Gateway, IpMapping, Node, Peering, Topology
+from schemas.values import Address, Prefix
 from services.planner.external import is_for_sources, mapping_numbers
 from services.planner.layout import HOST_NUMBER_MAX
-from services.planner.state import Attachment, HostId, State
+from services.planner.remaps import Exhausted, choose, contradicted, recovered
+from services.planner.state import Attachment, HostId, PeeringId, State, peering_key
 
 NUMBER: Literal["number"] = "number"
 TUNNELS: Literal["tunnels"] = "tunnels"
+REMAPS: Literal["remaps"] = "remaps"
 EXTERNAL: Literal["external"] = "external"
 _PROBES_MAX = 4096
 """So many addresses are tried for a mapping in one external prefix."""
@@ -62,21 +66,16 @@ class External(Struct, frozen=True):
     address: Address
 
 
-class Exhausted(ValueError):
-    """There is nothing free, or not what is asked for: the text says why, `field` what asked for it, `other` who has it."""
-
-    def __init__(self, reason: str, field: str = "$.name", other: str = "") -> None:
-        super().__init__(reason)
-        self.field = field
-        self.other = other
-
-
 class Allocations:
-    """All allocations, and which of them are to be written (``take_changes``); one that is gone is written as nothing."""
+    """All allocations, and which of them are to be written (``take_changes``); one that is gone is written as nothing.
+
+    A state that they are made for is one with their `remaps`: ``State(objects, allocations.remaps)``.
+    """
 
     def __init__(self) -> None:
         self.numbers: dict[HostId, Number] = {}
-        self.rollouts: dict[tuple[str, str], Rollout] = {}
+        self.rollouts: dict[PeeringId, Rollout] = {}
+        self.remaps: dict[PeeringId, Remaps] = {}
         self.externals: dict[tuple[str, str], External] = {}
         """By cluster and name of the mapping."""
         self._owner: dict[tuple[str, int], HostId] = {}
@@ -109,29 +108,67 @@ class Allocations:
             self.rollouts[peering] = value
             self._changed.add((TUNNELS, *peering))
 
-    def allocate(self, state: State, item: Topology) -> None:
-        """Give `item` what it needs and does not have yet; Exhausted when it cannot have it. `state` already holds it."""
-        if isinstance(item, IpMapping):
-            self._allocate_external(state, item)
-        if not isinstance(item, Node | Gateway):
-            return
-        host = HostId(item.cluster, item.name)
+    def allocate(self, state: State, items: Iterable[Topology]) -> None:
+        """Give `items` what they need and do not have yet, and forget what they need and is merely kept.
+
+        `state` already holds those that are there; the others are gone, or are what was there before.
+        """
+        concerned = [item for item in items if isinstance(item, Cluster | Node | Gateway | Peering | IpMapping)]
+        for item in concerned:
+            if state.objects.get(item.ref) is not item:
+                continue
+            match item:
+                case Node() | Gateway():
+                    self._number(state, HostId(item.cluster, item.name))
+                case Peering():
+                    self._remap(state, item)
+                case IpMapping():
+                    self._allocate_external(state, item)
+                case Cluster():
+                    joined = {attachment.peering.ref for attachment in state.attachments[item.name].values()}
+                    for ref in sorted(joined):
+                        self._remap(state, state.peerings[ref])
+        for key, remap in contradicted(state, [item for item in concerned if not isinstance(item, IpMapping)]):
+            self._set_remaps(key, Remaps(tuple(one for one in self.remaps[key].remaps if one != remap)))
+
+    def _number(self, state: State, host: HostId) -> None:
         if host not in self.numbers or self.number(host) > _room(state, host.cluster):
             number = self._free_number(state, host)
             self._release(host)
             self.put_number(host, Number(number))
             self._changed.add((NUMBER, *host))
 
-    def value(self, what: str, cluster: str, name: str) -> Number | External | Rollout | None:
+    def _remap(self, state: State, peering: Peering) -> None:
+        if all(end.cluster in state.clusters for end in peering.ends):
+            self._set_remaps(peering_key(peering), choose(state, peering))
+
+    def _set_remaps(self, key: PeeringId, value: Remaps) -> None:
+        if self.remaps.get(key, Remaps()) != value:
+            if value.remaps:
+                self.remaps[key] = value
+            else:
+                del self.remaps[key]
+            self._changed.add((REMAPS, *key))
+
+    def recover(self, state: State, peering: Peering, held: Sequence[Mapping[Prefix, Prefix]]) -> None:
+        """Take over the remaps that published plans were made with, where none are known. `held` is by end: seen by real prefix."""
+        if peering_key(peering) not in self.remaps:
+            self._set_remaps(peering_key(peering), recovered(state, peering, held))
+
+    def value(self, what: str, cluster: str, name: str) -> Number | External | Remaps | Rollout | None:
         """What is to be written for a change; None for what is gone."""
         if what == NUMBER:
             return self.numbers.get(HostId(cluster, name))
+        if what == REMAPS:
+            return self.remaps.get((cluster, name))
         return self.externals.get((cluster, name)) if what == EXTERNAL else self.rollouts[cluster, name]
 
     def restore(self, what: str, cluster: str, name: str, payload: bytes) -> None:
         """Take over what was written."""
         if what == NUMBER:
             self.put_number(HostId(cluster, name), codec.decode(payload, Number))
+        elif what == REMAPS:
+            self.remaps[cluster, name] = codec.decode(payload, Remaps)
         elif what == EXTERNAL:
             self.put_external((cluster, name), codec.decode(payload, External))
         else:
@@ -242,6 +279,6 @@ def advance(current: Rollout, wanted: int, *, first_holds: bool, both_hold: bool
     return Rollout(present, joined, wanted) if wanted > used else Rollout.complete(wanted)
 
 
-def peering_id(attachment: Attachment) -> tuple[str, str]:
-    """Key of a peering among the rollouts: its cluster and name."""
-    return attachment.peering.cluster, attachment.peering.name
+def peering_id(attachment: Attachment) -> PeeringId:
+    """Key of a peering among allocations: its cluster and name."""
+    return peering_key(attachment.peering)

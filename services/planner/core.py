@@ -16,15 +16,17 @@ from schemas.codec import DecodeError
 from schemas.plan import HostPlan, diff_units, digest_of
 from schemas.status import ApplyReport, Refusal
 from schemas.topology import KINDS, Gateway, Node, Peering, Topology, decode_topology
-from schemas.values import Name
-from services.planner.admit import Problem, admit, admit_removal, admit_together
-from services.planner.allocate import NOTHING, Allocations, Exhausted, Rollout, advance, peering_id
-from services.planner.compile import Compiler
+from schemas.values import Name, Prefix
+from services.planner.admit import Problem, admit, admit_removal, admit_together, overtaken
+from services.planner.allocate import NOTHING, Allocations, Rollout, advance, peering_id
+from services.planner.compile import Compiler, gateway
 from services.planner.compile.parts import unit_name
+from services.planner.remaps import Exhausted
 from services.planner.state import Attachment, HostId, State
 from services.planner.step import Claim, Step
 
 _NAME_CHARACTERS, _REASON_CHARACTERS = 253, 1000
+_REVISION = b'"revision"'
 _OBJECT_BYTES_MAX = 512 * 1024
 """What is admitted is written again with more headers, and a broker takes 1 MiB in all."""
 _KIND_BY_TOKEN = {kind.lower(): kind for kind in KINDS}
@@ -75,8 +77,8 @@ class Core:
     """The planner's state: admitted topology, allocations, compiled plans, what is published, what hosts reported."""
 
     def __init__(self) -> None:
-        self.state = State()
         self.allocations = Allocations()
+        self.state = State(remaps=self.allocations.remaps)
         self.sequences: dict[str, int] = {}
         self.published: dict[HostId, HostPlan] = {}
         self.reports: dict[HostId, ApplyReport] = {}
@@ -92,7 +94,9 @@ class Core:
         for item, sequence in objects:
             self.state.put(item)
             self.sequences[item.ref] = sequence
-            self.allocations.allocate(self.state, item)
+        for joined in self.state.peerings.values():
+            self.allocations.recover(self.state, joined, [_translations(Attachment(joined, place), published) for place in (0, 1)])
+        self.allocations.allocate(self.state, list(self.state.objects.values()))
         self.published.update(published)
         self.reports.update(reports)
         self._compiler.refresh(list(self.state.objects.values()))
@@ -109,6 +113,13 @@ class Core:
             outcome.refused.clear()
             outcome.unreadable.clear()
         return outcome
+
+    def is_overtaken(self, said: Said, earlier: Said | None) -> bool:
+        """Whether a message is an old copy by its revision: than what is admitted, or than an `earlier` message about the same object."""
+        if _REVISION not in said.payload:
+            return False
+        item, before = _decoded(said), _decoded(earlier) if earlier is not None else None
+        return self._overtaken(item, before) is not None
 
     def report(self, report: ApplyReport) -> None:
         """Note what a host says that it holds."""
@@ -158,9 +169,11 @@ class Core:
         waiting = self._pending[ref].said.sequence if ref in self._pending else 0
         if said.sequence <= self.sequences.get(ref, 0) or said.sequence < waiting:
             return
-        self._pending.pop(ref, None)
         item, problem = _read(ref, said)
-        wish = Pending(item, said)
+        old = self._overtaken(item, self._pending[ref].item if ref in self._pending else None)
+        if old is None:
+            self._pending.pop(ref, None)
+        wish, problem = Pending(item, said), problem or old
         if problem is None:
             problem = self._try(ref, wish, outcome)
         if problem is None:
@@ -174,6 +187,12 @@ class Core:
         reason = problem.reason if len(problem.reason) <= _REASON_CHARACTERS else f"{problem.reason[:_REASON_CHARACTERS]}…"
         outcome.refused.append(Refusal(kind, cluster, name, reason, problem.field, problem.other, said.sequence))
 
+    def _overtaken(self, item: Topology | None, waiting: Topology | None) -> Problem | None:
+        if item is None:
+            return None
+        admitted = self.state.objects.get(item.ref)
+        return overtaken(item, admitted, "is admitted") or overtaken(item, waiting, "waits to be admitted")
+
     def _try(self, ref: str, wish: Pending, outcome: Outcome) -> Problem | None:
         problem = admit(wish.item, self.state) if wish.item is not None else admit_removal(ref, self.state)
         return problem or self._take({ref: wish}, outcome)
@@ -186,6 +205,7 @@ class Core:
         try:
             for ref, wish in wishes.items():
                 self._set(ref, wish.item)
+            self.allocations.allocate(self.state, changed)
             self._dirty |= self._compiler.refresh(changed)
         except Exhausted as error:
             self._put_back(before, changed)
@@ -203,7 +223,6 @@ class Core:
             self.state.remove(ref)
         else:
             self.state.put(item)
-            self.allocations.allocate(self.state, item)
 
     def _put_back(self, before: Mapping[str, Topology | None], changed: Iterable[Topology]) -> None:
         for ref, item in before.items():
@@ -305,6 +324,13 @@ def settle_rollouts(state: State, allocations: Allocations) -> None:
         allocations.set_rollout((item.cluster, item.name), Rollout.complete(item.tunnels))
 
 
+def _translations(attachment: Attachment, published: Mapping[HostId, HostPlan]) -> dict[Prefix, Prefix]:
+    """How an end sees real prefixes by its gateway's published plan."""
+    plan = published.get(attachment.host)
+    unit = plan.units.get(unit_name(attachment), {}) if plan else {}
+    return gateway.translations(entry.object for entry in unit.values())
+
+
 def _unusable(cluster: str, name: str, said: Said) -> str | None:
     """Why a subject's names are not even good for a refusal: too long for a subject, or no names where only the subject has them."""
     if max(len(cluster), len(name)) > _NAME_CHARACTERS:
@@ -315,6 +341,14 @@ def _unusable(cluster: str, name: str, said: Said) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _decoded(said: Said) -> Topology | None:
+    """The object that a message holds, if it holds one."""
+    try:
+        return decode_topology(said.payload) if 0 < len(said.payload) <= _OBJECT_BYTES_MAX else None
+    except DecodeError:
+        return None
 
 
 def _read(ref: str, said: Said) -> tuple[Topology | None, Problem | None]:

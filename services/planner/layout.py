@@ -24,6 +24,8 @@ PUBLISHED_TABLE = 77_000_000
 PUBLISHED_TABLES = 1_000_000
 """First number, and how many: the tables of published routes that are given none."""
 
+RULE_CONTROL = 889
+"""Before all others: what a gateway itself sends to its broker and management."""
 RULE_LOCAL_OUTGOING = 890
 """What the gateway itself answers (ICMP errors) to an outgoing packet goes back where that came from."""
 RULE_LOCAL_INCOMING = 891

@@ -274,7 +274,9 @@ class Planner:
         """What was said last and is not in force waits for what it misses, as it did before the restart."""
         last: dict[str, Said] = {}
         async for message in self._broker.replay(_TOPOLOGY, f"{subjects.TOPOLOGY}.>"):
-            last[message.subject] = _said(message)
+            said = _said(message)
+            if not self._core.is_overtaken(said, last.get(message.subject)):
+                last[message.subject] = said
         await self._write(self._core.hear(sorted(last.values(), key=lambda said: said.sequence), quiet=True))
 
 

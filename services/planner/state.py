@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from schemas.allocation import Remaps
 from schemas.objects import PassThrough
 from schemas.topology import Cluster, Gateway, IpMapping, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
 from schemas.values import Address, Prefix
@@ -21,6 +23,10 @@ class HostId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.cluster}/{self.name}"
+
+
+PeeringId = tuple[str, str]
+"""A peering's cluster and name."""
 
 
 class Attachment(NamedTuple):
@@ -70,9 +76,13 @@ class Mappings:
 
 
 class State:
-    """Admitted objects by reference (``Kind/cluster/name``). `put` and `remove` keep the indexes right."""
+    """Admitted objects by reference (``Kind/cluster/name``). `put` and `remove` keep the indexes right.
 
-    def __init__(self, objects: Iterable[Topology] = ()) -> None:
+    `remaps` are those that peerings got from pools: the allocations' own, which write them (``Allocations.remaps``).
+    """
+
+    def __init__(self, objects: Iterable[Topology] = (), remaps: dict[PeeringId, Remaps] | None = None) -> None:
+        self.remaps: dict[PeeringId, Remaps] = {} if remaps is None else remaps
         self.objects: dict[str, Topology] = {}
         self.clusters: dict[str, Cluster] = {}
         self.peerings: dict[str, Peering] = {}
@@ -165,7 +175,13 @@ class State:
             self.rings[item.cluster].discard(item.name)
 
     def copy(self) -> State:
-        return State(self.objects.values())
+        return State(self.objects.values(), dict(self.remaps))
+
+    def seeing(self, remaps: dict[PeeringId, Remaps]) -> State:
+        """The very same objects with other remaps from pools; to be read only."""
+        view = copy.copy(self)
+        view.remaps = remaps
+        return view
 
     def host(self, host: HostId) -> Node | Gateway | None:
         return self.nodes[host.cluster].get(host.name) or self.gateways[host.cluster].get(host.name)
@@ -197,14 +213,42 @@ class State:
         return self._addresses.get((cluster, address))
 
 
-def seen_prefixes(state: State, attachment: Attachment) -> list[tuple[Prefix, Prefix]]:
-    """How an end sees the other: pairs of the prefix it uses and the other cluster's real one, pods first, then external.
+class Seen(NamedTuple):
+    """How an end sees one of the far cluster's prefixes: the end's field and position there, the `real` prefix and the one it uses.
 
-    Prefixes of a family that the end's own cluster does not have are nothing to it.
+    `is_given` says that the end gives the remap itself.
+    """
+
+    field: str
+    position: int
+    real: Prefix
+    seen: Prefix
+    is_given: bool
+
+
+def seen_fields(state: State, attachment: Attachment) -> Iterator[Seen]:
+    """How an end sees the other, pods first, then external: by the remaps that it gives, or that come from pools, or as it really is.
+
+    Prefixes of a family that the end's own cluster does not have are nothing to it. Given remaps pair by index (as far as there are any,
+    while admission still asks whether they are as many).
     """
     families, far = state.clusters[attachment.end.cluster].families, state.clusters[attachment.far.cluster]
-    end = attachment.end
-    pods = end.remap_pods or far.pod_prefixes
-    external = end.remap_external or far.external_prefixes
-    pairs = (*zip(pods, far.pod_prefixes, strict=True), *zip(external, far.external_prefixes, strict=True))
-    return [(seen, real) for seen, real in pairs if real.family in families]
+    end, pooled = attachment.end, state.remaps.get(peering_key(attachment.peering), Remaps())
+    for field, given, reals in (
+        ("remapPods", end.remap_pods, far.pod_prefixes),
+        ("remapExternal", end.remap_external, far.external_prefixes),
+    ):
+        seen = given or [pooled.seen(end.cluster, real) or real for real in reals]
+        for position, (ours, theirs) in enumerate(zip(seen, reals, strict=False)):
+            if theirs.family in families:
+                yield Seen(field, position, theirs, ours, bool(given))
+
+
+def seen_prefixes(state: State, attachment: Attachment) -> list[tuple[Prefix, Prefix]]:
+    """How an end sees the other: pairs of the prefix it uses and the other cluster's real one, pods first, then external."""
+    return [(one.seen, one.real) for one in seen_fields(state, attachment)]
+
+
+def peering_key(peering: Peering) -> PeeringId:
+    """Key of a peering among allocations."""
+    return peering.cluster, peering.name

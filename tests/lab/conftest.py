@@ -241,7 +241,7 @@ class Live:
         checks: list[Check] = []
 
         async def passed() -> bool:
-            checks[:] = await probe.check(self.objects.values(), self.board.chosen)
+            checks[:] = await probe.check(self.board.as_seen(), self.board.chosen)
             return all(check.ok for check in checks)
 
         await eventually(passed, "all probes pass", lambda: [f"{check.name}: {check.detail}" for check in checks if not check.ok])
@@ -265,9 +265,9 @@ class Live:
 
     def plans(self) -> dict[HostId, HostPlan]:
         """The plans that the admitted topology leads to."""
-        state, allocations = State(self.objects.values()), Allocations()
-        for item in self.objects.values():
-            allocations.allocate(state, item)
+        allocations = Allocations()
+        state = State(self.objects.values(), allocations.remaps)
+        allocations.allocate(state, self.objects.values())
         settle_rollouts(state, allocations)
         return compile_all(state, allocations)
 
@@ -279,7 +279,7 @@ class Live:
 
     def walk(self, client: str, server: str, family: Family = IPV4) -> Walk:
         """What ``rome/shop`` dials to reach ``milan/bank``, and what that one must see."""
-        found = expected(self.objects.values(), self.pod(client), self.pod(server), family)
+        found = expected(self.feed.board.as_seen(), self.pod(client), self.pod(server), family)
         assert found is not None, f"the topology does not join {client} and {server}"
         return found
 

@@ -210,8 +210,7 @@ class Host:
 
 def plan_of(items: Sequence[Topology], host: HostId) -> HostPlan:
     state, allocations = State(items), Allocations()
-    for item in items:
-        allocations.allocate(state, item)
+    allocations.allocate(state, items)
     settle_rollouts(state, allocations)
     return compile_host(state, allocations, host)
 

@@ -25,7 +25,7 @@ def priorities(role: Role) -> tuple[int, ...]:
     """The priorities of its policy rules."""
     if role == "node":
         return (layout.RULE_NODE,)
-    return (layout.RULE_LOCAL_OUTGOING, layout.RULE_LOCAL_INCOMING, layout.RULE_OUTGOING, layout.RULE_INCOMING)
+    return (layout.RULE_CONTROL, layout.RULE_LOCAL_OUTGOING, layout.RULE_LOCAL_INCOMING, layout.RULE_OUTGOING, layout.RULE_INCOMING)
 
 
 def checks(survey: Survey, role: Role) -> Iterator[Check]:

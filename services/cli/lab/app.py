@@ -171,7 +171,7 @@ def _supervise(folder: Folder, topology: list[Topology]) -> Callable[[Progress],
 
 async def _check(folder: Folder) -> list[Check]:
     async with Feed.open(folder.url.read_text(encoding="ascii").strip(), "lab-check") as feed:
-        return await probe.check(feed.board.objects.values(), feed.board.chosen)
+        return await probe.check(feed.board.as_seen(), feed.board.chosen)
 
 
 def _running(state: Path | None) -> Folder:

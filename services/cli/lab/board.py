@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from schemas import codec, subjects
+from schemas.allocation import Remaps
 from schemas.drift import DriftEvent
 from schemas.plan import PlanDiff
 from schemas.status import ApplyReport, Refusal
-from schemas.topology import Gateway, Node, Topology, decode_topology
+from schemas.topology import Gateway, Node, Peering, Topology, decode_topology
 from services.cli.lab.chosen import Chosen
+from services.cli.lab.remapped import filled_in
 
-FOLLOWED = tuple(
-    f"{stream}.>" for stream in (subjects.STATE, subjects.ALLOCATION, subjects.PLAN, subjects.STATUS, subjects.REFUSED, subjects.DRIFT)
-)
-"""The subjects whose messages a board is told."""
 LASTING = tuple(f"{stream}.>" for stream in (subjects.STATE, subjects.ALLOCATION, subjects.PLAN, subjects.STATUS))
-"""Those among them whose newest message each is the state of something: worth reading at the start."""
+"""Subjects whose newest message each is the state of something: worth reading at the start."""
+FOLLOWED = (*LASTING, *(f"{stream}.>" for stream in (subjects.REFUSED, subjects.DRIFT)))
+"""The subjects whose messages a board is told."""
 
 HostKey = tuple[str, str]
 
@@ -68,6 +68,14 @@ class Board:
         elif ref := self._by_subject.pop(subject, ""):
             del self.objects[ref]
             self.version += 1
+
+    def as_seen(self) -> list[Topology]:
+        """The objects, with what came from pools filled in as if their ends had given it."""
+        remaps = self.chosen.remaps
+        return [
+            filled_in(item, remaps.get((item.cluster, item.name), Remaps()), self.objects) if isinstance(item, Peering) else item
+            for item in self.objects.values()
+        ]
 
     def missing(self, wanted: Iterable[Topology]) -> list[str]:
         """What keeps `wanted` from being in force, one line each; empty when every host holds its newest plan.

@@ -107,7 +107,7 @@ async def _probe(story: Story, feed: Feed) -> None:
         "Every pod sends UDP and TCP to every other one. The receiver says which addresses it saw: between the clusters, the sender must "
         "appear under the prefix that the receiver's side chose for it.",
     )
-    story.add(await probe.check(feed.board.objects.values(), feed.board.chosen))
+    story.add(await probe.check(feed.board.as_seen(), feed.board.chosen))
 
 
 async def _break(story: Story, feed: Feed, peering: Peering) -> None:
@@ -165,7 +165,7 @@ async def _add_pod(story: Story, feed: Feed, topology: Sequence[Topology]) -> No
     space = pod_namespace(pod.cluster, pod.name)
     if await story.eventually(f"{pod.cluster}/{pod.name} is there", lambda: space in namespaces.existing(), _CHANGE_S):
         await _in_force(feed, [pod])
-        checks = await probe.check(feed.board.objects.values(), feed.board.chosen)
+        checks = await probe.check(feed.board.as_seen(), feed.board.chosen)
         story.add(check for check in checks if f"{pod.cluster}/{pod.name}" in check.name)
 
 
@@ -175,7 +175,7 @@ async def _add_tunnel(story: Story, feed: Feed, peering: Peering) -> None:
     rules = {gateway: [*listing.own_rules(gateway), *listing.own_rules(gateway, IPV6)] for gateway in gateways}
     pods = [item for item in feed.board.objects.values() if isinstance(item, Pod)]
     client, server = (next(pod for pod in pods if pod.cluster == end.cluster) for end in peering.ends)
-    walks = (expected(feed.board.objects.values(), client, server, family) for family in FAMILIES)
+    walks = (expected(feed.board.as_seen(), client, server, family) for family in FAMILIES)
     walk = next(walk for walk in walks if walk is not None)
     story.chapter(
         f"One more tunnel, under traffic: {peering.tunnels} become {wider.tunnels}",
@@ -196,7 +196,7 @@ async def _add_tunnel(story: Story, feed: Feed, peering: Peering) -> None:
         now = [*listing.own_rules(gateway), *listing.own_rules(gateway, IPV6)]
         story.check(f"{gateway} has the policy rules it had", ok=now == rules[gateway], detail=f"{len(now)} rules")
         story.show(now)
-    checks = await probe.check(feed.board.objects.values(), feed.board.chosen)
+    checks = await probe.check(feed.board.as_seen(), feed.board.chosen)
     passed = sum(check.ok for check in checks)
     story.check("all pods still reach each other", ok=passed == len(checks), detail=f"{passed} of {len(checks)} probes")
 

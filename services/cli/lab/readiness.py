@@ -55,7 +55,7 @@ async def _until_carrying(feed: Feed, failed: list[Check]) -> None:
     tell that the last one has been.
     """
     while True:
-        failed[:] = [check for check in await probe.check(feed.board.objects.values(), feed.board.chosen) if not check.ok]
+        failed[:] = [check for check in await probe.check(feed.board.as_seen(), feed.board.chosen) if not check.ok]
         if not failed:
             return
         await asyncio.sleep(_AGAIN_S)

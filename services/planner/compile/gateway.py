@@ -42,6 +42,7 @@ from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Pod
 from schemas.values import IPV4, IPV6, Address, Endpoint, Family, Mac, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
+from services.planner.compile import control
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
 from services.planner.external import node_source, shared_source
 from services.planner.families import carried, overlay_address, overlay_mtu, tunnel_endpoint, tunnel_mtu, underlay_ends
@@ -76,16 +77,25 @@ _SYSCTLS = {
 def base(state: State, allocations: Allocations, attachment: Attachment) -> Iterator[PlanObject]:
     """What does not depend on nodes and pods."""
     table = names.table(*peering_id(attachment))
-    families = carried(state, attachment.peering)
+    cluster, families = state.clusters[attachment.end.cluster], carried(state, attachment.peering)
     for family in families:
         yield from (Sysctl(name, value) for name, value in _SYSCTLS[family].items())
     yield _PROBING
     yield from _guards(state, attachment, families)
+    yield from control.rules(cluster)
     yield from (rule for family in families for rule in _rules(family))
     yield NftTable(table)
+    yield from control.objects(table, cluster)
     yield from _sets(state, attachment, table, families)
     yield from _chains(state, attachment, table, families)
     yield from _tunnels(state, allocations, attachment)
+
+
+def translations(objects: Iterable[PlanObject]) -> dict[Prefix, Prefix]:
+    """How a gateway sees real prefixes, read back from its part of a peering."""
+    sets = {f"to_seen{words.suffix}" for words in WORDS.values()}
+    elements = [item for item in objects if isinstance(item, NftElement) and item.set in sets]
+    return {Prefix.parse(item.element): Prefix.parse(item.value) for item in elements}
 
 
 def node(state: State, allocations: Allocations, attachment: Attachment, item: Node) -> Iterator[PlanObject]:
@@ -258,6 +268,7 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
         table,
         "leave",
         (
+            *control.passes(state.clusters[attachment.end.cluster]),
             (Match("meta mark", ("0x0",), "!=", layout.CLASS_MASK), Match("oifname", (_OVERLAY, _TUNNEL), "!="), *_DROP),
             # The overlay looks its outer route up with the inner packet's mark; WireGuard does not.
             (Match("oifname", (_OVERLAY,)), SetMark(0, layout.CLASS_MASK)),

@@ -17,6 +17,7 @@ from schemas.topology import Cluster, Node
 from schemas.values import Address, Family, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
+from services.planner.compile import control
 from services.planner.compile.gateway import guard, notrack, overlay_link, overlay_port
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
 from services.planner.external import is_per_node, node_source, shared_source
@@ -43,7 +44,7 @@ def base(state: State, allocations: Allocations, attachment: Attachment, item: N
             yield guard(MAIN_TABLE, prefix)
     yield from (PolicyRule(layout.RULE_NODE, layout.NODE_TABLE, family=family) for family in families)
     table = names.table(*peering_id(attachment))
-    yield from _firewall(table, item, seen, cluster.pod_prefixes, families)
+    yield from _firewall(table, item, seen, cluster, families)
     yield from notrack(table, (overlay_port(cluster),))
     number = allocations.number(HostId(item.cluster, item.name))
     for family in families:
@@ -62,9 +63,10 @@ def _source(cluster: Cluster, number: int, family: Family) -> Address | None:
     return overlay_address(cluster, number, family) if shared_source(cluster, family) is not None else None
 
 
-def _firewall(table: str, item: Node, remote: Sequence[Prefix], pods: Sequence[Prefix], families: Iterable[Family]) -> Iterator[PlanObject]:
+def _firewall(table: str, item: Node, remote: Sequence[Prefix], cluster: Cluster, families: Iterable[Family]) -> Iterator[PlanObject]:
     yield NftTable(table)
-    closed, arriving, own, others, masquerade = [], [], [], [], []
+    yield from control.objects(table, cluster)
+    closed, arriving, own, others, masquerade, pods = [*control.passes(cluster)], [], [], [], [], cluster.pod_prefixes
     for family in families:
         words = WORDS[family]
         to_remote = Match(words.destination, (f"@remote{words.suffix}",))

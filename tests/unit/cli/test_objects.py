@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from schemas import codec, subjects
+from schemas.allocation import Remap, Remaps
 from schemas.status import Refusal
+from schemas.values import Name, Prefix
 from services.cli.objects import Verdicts, delete, get, publish
 from services.runtime import events
 from services.runtime.messages import Message
-from tests.topologies import cluster, gateway, node, two_clusters
+from tests.topologies import cluster, gateway, node, peering, two_clusters
 from tests.unit.cli.broker import StubBroker
 
 
@@ -92,6 +95,19 @@ async def test_what_is_refused_is_found(broker: StubBroker, capsys):
     broker.messages["c"] = admission(8)
     assert await get(refused=True, output="json", nats=broker) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+async def test_a_table_shows_what_came_from_pools(broker: StubBroker, capsys):
+    """Beside what was said, which JSON shows alone: it can be published again as it is."""
+    rome, milan = peering().ends
+    item = peering(ends=(replace(rome, remap_pods=()), milan))
+    broker.admit(cluster("rome"), cluster("milan"), item)
+    remap = Remap(Name("rome"), Prefix("10.200.0.0/16"), Prefix("10.96.0.0/16"))
+    broker.put(subjects.allocation("remaps", "rome", "rome-milan"), codec.encode(Remaps((remap,))))
+    assert await get("peerings", output="table", nats=broker) == 0
+    assert "fromPools=rome:10.200.0.0/16→10.96.0.0/16" in "".join(capsys.readouterr().out.split())
+    assert await get("peering", "rome/rome-milan", output="json", nats=broker) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(codec.encode(item))
 
 
 async def test_a_table_shows_no_python(broker: StubBroker, capsys):

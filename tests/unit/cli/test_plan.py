@@ -33,13 +33,11 @@ def running(broker: StubBroker) -> StubBroker:
     """Two clusters whose hosts hold what the topology in force says; all appliers answer that their kernels are so."""
     items = two_clusters()
     state, allocations = State(items), Allocations()
-    for item in items:
-        allocations.allocate(state, item)
+    allocations.allocate(state, items)
     settle_rollouts(state, allocations)
     broker.admit(*items)
     for what, cluster, name in allocations.take_changes():
-        value = allocations.numbers.get((cluster, name)) or allocations.rollouts[cluster, name]
-        broker.put(subjects.allocation(what, cluster, name), codec.encode(value))
+        broker.put(subjects.allocation(what, cluster, name), codec.encode(allocations.value(what, cluster, name)))
     for host, found in compile_all(state, allocations).items():
         broker.publish_plan(found)
         broker.answers[subjects.command(*host, "diff")] = b"[]"

@@ -1,11 +1,15 @@
 """What is in force, by what everybody said."""
 
+from msgspec.structs import replace
+
 from schemas import codec, subjects
+from schemas.allocation import Remap, Remaps
 from schemas.plan import PlanDiff
 from schemas.status import ApplyReport, Refusal, UnitReport
 from schemas.topology import Cluster, Node
 from schemas.values import Address, Name, Prefix
 from services.cli.lab.board import Board
+from tests.topologies import cluster, peering
 
 ROME = Cluster(name=Name("rome"), pod_prefixes=(Prefix("10.200.0.0/16"),), internal_prefixes=(Prefix("10.80.0.0/16"),))
 NODE = Node(name=Name("w1"), cluster=Name("rome"), addresses=(Address("172.18.0.11"),))
@@ -63,3 +67,22 @@ def test_a_refusal_counts_only_while_the_object_is_not_in_force():
     assert board.refused(WANTED) == ["Node/rome/w1 was refused: no cluster rome"]
     board.tell(subjects.state("Node", "rome", "w1"), codec.encode(NODE))
     assert board.refused(WANTED) == []
+
+
+def test_peerings_are_seen_with_what_came_from_pools():
+    """A remap from a pool stands where the end would have given it; one that is given stays, and so does what is seen as it is."""
+    board = admitted()
+    for name in ("rome", "milan"):
+        board.tell(subjects.state("Cluster", name, name), codec.encode(cluster(name)))
+    rome, milan = peering().ends
+    item = peering(ends=(replace(rome, remap_pods=(), remap_external=()), milan))
+    board.tell(subjects.state("Peering", "rome", "rome-milan"), codec.encode(item))
+    assert item in board.as_seen()
+    remap = Remap(Name("rome"), Prefix("10.200.0.0/16"), Prefix("10.96.0.0/16"))
+    told = subjects.allocation("remaps", "rome", "rome-milan")
+    board.tell(told, codec.encode(Remaps((remap, replace(remap, cluster=Name("milan"))))))
+    seen = peering(ends=(replace(rome, remap_pods=(Prefix("10.96.0.0/16"),), remap_external=()), milan))
+    assert seen in board.as_seen()
+    assert board.objects[item.ref] == item
+    board.tell(told, b"")
+    assert item in board.as_seen()
