@@ -174,6 +174,20 @@ def test_a_rule_deleted_by_hand_is_one_difference_and_is_repaired(host: Host) ->
     assert host.listing("meshmark.fw.remap-podcidr") == before
 
 
+@pytest.mark.parametrize("by_hand", ["dnat ip to 10.200.0.0/16", "dnat ip to 10.200.0.0", "dnat ip prefix to 10.201.0.0/16"])
+def test_a_translation_that_lost_its_prefix_is_a_difference(host: Host, by_hand: str) -> None:
+    """Without `prefix` nft takes the same words for a choice among addresses, and without a length for one: each is seen and repaired."""
+    action = {"action": "dnat", "to": "10.200.0.0/16"}
+    host.hold(one_chain(rule(match("destination", "10.61.0.0/16"), action=action), hook="prerouting", type="nat", priority="dstnat"))
+    before = host.listing()
+    assert "dnat ip prefix to 10.200.0.0/16" in before
+    host.run("nft", f"flush chain inet {TABLE} main; add rule inet {TABLE} main ip daddr 10.61.0.0/16 {by_hand}")
+    (found,) = host.differences()
+    assert found.key == f"chain {TABLE} main"
+    host.call(host.engine.commit, [found], None)
+    assert host.listing() == before
+
+
 def test_a_changed_policy_is_a_difference(host: Host) -> None:
     """A chain that drops and accepts again by hand, and one whose policy is published anew."""
     host.hold(one_chain(rule(match("source", "10.0.0.1")), policy="drop"))
