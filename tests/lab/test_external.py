@@ -242,6 +242,23 @@ async def test_a_node_port_answers_its_client(three: Live, kind: str) -> None:
         mesh.run("milan.worker-1", "nft", "delete", "table", "inet", "node-ports")
 
 
+async def test_an_old_flow_of_a_node_is_translated_once_there_is_a_peering(three: Live) -> None:
+    """A node talked to the address before anybody led there: the same socket gets through when the peering is there."""
+    peering = three.mesh.object("Peering/milan/milan-turin")
+    await three.delete(peering)
+    with opened("milan.worker-2", port=40555, address="172.18.1.12") as client, opened("turin.pod.bank") as server:
+        address = (BANK[IPV4], server.getsockname()[1])
+        client.sendto(b"early", address)
+        assert "10.65.1.10" in three.mesh.run("milan.worker-2", "conntrack", "-L", "-p", "udp", "--sport", "40555")
+        await three.publish(peering)
+        await three.carries()
+        client.sendto(b"late", address)
+        data, sender = await received(server)
+        assert (data, sender[0]) == (b"late", AT_TURIN[IPV4].address(number(three, "worker-2")))
+        server.sendto(b"answer", sender)
+        assert await received(client) == (b"answer", address)
+
+
 async def test_gateways_may_forget_a_nodes_flows(three: Live) -> None:
     """Addresses of the nodes' own need no memory: after both gateways forgot all connections, either side may speak first."""
     with opened("milan.worker-1", port=40444) as client, opened("turin.pod.bank") as server:

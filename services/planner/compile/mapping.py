@@ -39,16 +39,14 @@ def on_gateway(state: State, allocations: Allocations, attachment: Attachment, i
 def on_node(state: State, attachment: Attachment, item: IpMapping) -> Iterator[PlanObject]:
     """What the leading node holds: packets for the real address may leave it, and what that sends keeps its source up to the gateway.
 
-    What another cluster sends through this one does not: it comes by the node that its destination wants, which may be any. What is sent to
-    such a cluster is translated as all that no pod sends, and comes back without masquerading.
+    Nothing where the real address is another cluster's: that is left by the overlay only. What is sent there is translated as all that no
+    pod sends, and comes back without masquerading; what comes from there comes by the node that its destination wants, which may be any.
     """
     family = item.real.family
-    if family not in carried(state, attachment.peering):
+    if family not in carried(state, attachment.peering) or peering_to(state, item.cluster, item.real) is not None:
         return
     table, suffix = names.table(*peering_id(attachment)), WORDS[family].suffix
     yield NftElement(table, f"mapped{suffix}", item.real)
-    if peering_to(state, item.cluster, item.real) is not None:
-        return
     yield NftElement(table, f"kept{suffix}", item.real, item.real)
     if item.masquerade:
         yield NftElement(table, f"masqueraded{suffix}", item.real)
