@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from schemas.topology import IpMapping, Node
 from schemas.values import Address
+from services.planner.ring import Ring
 from services.planner.state import Attachment, State, seen_prefixes
 
 
@@ -47,15 +48,27 @@ def leading_node(state: State, item: IpMapping, without: str = "") -> Node | Non
     return first
 
 
-def led_by(state: State, node: Node) -> Iterator[IpMapping]:
+def led_by(state: State, node: Node) -> Sequence[IpMapping]:
     """The mappings that a node leads to."""
-    for item in state.mappings[node.cluster]:
-        if not is_pods(state, item) and (leader := leading_node(state, item)) is not None and leader.name == node.name:
-            yield item
+    held = state.mappings[node.cluster]
+    if held.by_leader is None:
+        held.by_leader = {}
+        for item in held:
+            if not is_pods(state, item) and (leader := leading_node(state, item)) is not None:
+                held.by_leader.setdefault(leader.name, []).append(item)
+    return held.by_leader.get(node.name, ())
 
 
 def leaders_around(state: State, node: Node) -> Iterator[Node]:
-    """The nodes that lead, or led, to what this node may have led to, or may lead to now. The node itself is one or is not."""
+    """Every node whose mappings may have changed with this one, which is given as it was or as it is; perhaps some more."""
     for item in state.mappings[node.cluster]:
-        if not is_pods(state, item):
-            yield from filter(None, (leading_node(state, item), leading_node(state, item, without=node.name)))
+        if not is_pods(state, item) and (leader := leading_node(state, item)) is not None and _bears_on(node, item, leader):
+            yield leader
+            yield from filter(None, [leading_node(state, item, without=node.name)])
+
+
+def _bears_on(node: Node, item: IpMapping, leader: Node) -> bool:
+    """Whether a node leads, led, or kept another from leading: by its name, its address, or its place before the leader of now."""
+    named = node.name == item.node or item.real in node.addresses
+    is_stopgap = all(address.family != item.real.family for address in leader.addresses)
+    return named or is_stopgap or Ring.distance(item.name, node.name) <= Ring.distance(item.name, leader.name)

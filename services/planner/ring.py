@@ -7,6 +7,8 @@ import functools
 import hashlib
 from collections.abc import Iterator
 
+_CIRCLE = 2**64
+
 
 class Ring:
     """Names on a circle, each at the hash of itself. Holds the same for the same names, in whatever order they came."""
@@ -28,6 +30,11 @@ class Ring:
         start = bisect.bisect_left(self._places, (_hash(word), ""))
         for index in (*range(start, len(self._places)), *range(start)):
             yield self._places[index][1]
+
+    @staticmethod
+    def distance(word: str, name: str) -> int:
+        """How far after `word` a name comes, whether it is there or not."""
+        return (_hash(name) - _hash(word)) % _CIRCLE
 
 
 @functools.lru_cache(maxsize=65536)

@@ -59,6 +59,8 @@ class Mappings:
         self.by_name: dict[str, IpMapping] = {}
         self.by_real: dict[Address, IpMapping] = {}
         self.by_external: dict[Address, IpMapping] = {}
+        self.by_leader: dict[str, list[IpMapping]] | None = None
+        """What each node leads to (``mappings.led_by``); None when that is to be found anew."""
 
     def __iter__(self) -> Iterator[IpMapping]:
         return iter(self.by_name.values())
@@ -167,12 +169,18 @@ class State:
             self.mappings[item.cluster].put(item)
         elif isinstance(item, Node):
             self.rings[item.cluster].add(item.name)
+        self._forget_choices(item)
 
     def _remove_choice(self, item: Topology) -> None:
         if isinstance(item, IpMapping):
             self.mappings[item.cluster].remove(item)
         elif isinstance(item, Node):
             self.rings[item.cluster].discard(item.name)
+        self._forget_choices(item)
+
+    def _forget_choices(self, item: Topology) -> None:
+        if isinstance(item, IpMapping | Node | Cluster):
+            self.mappings[item.home].by_leader = None
 
     def copy(self) -> State:
         return State(self.objects.values(), dict(self.remaps))

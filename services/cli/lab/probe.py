@@ -147,7 +147,7 @@ async def _check(probe: Probe, ports: dict[Place, int]) -> Check:
     if seen is None:
         return Check(probe.name, ok=False, detail=f"dialled {walk.dial}: no answer in {_TRIES} tries of {_PATIENCE_S} s")
     ok = walk.fits(seen.source, seen.destination)
-    wanted = "" if ok else f"; expected {walk.seen_source} → {walk.seen_destination}"
+    wanted = "" if ok else f"; expected {' or '.join((walk.seen_source, *walk.or_source))} → {walk.seen_destination}"
     return Check(probe.name, ok=ok, detail=f"dialled {walk.dial}, server saw {seen.source} → {seen.destination}{wanted}")
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from schemas import codec
 from schemas.codec import DecodeError
 from schemas.plan import HostPlan, NftElement, Route
 from schemas.topology import IpMapping, Topology, convert_topology
@@ -12,7 +15,9 @@ from schemas.values import Address, Name, Prefix
 from services.cli.files import load
 from services.planner import layout
 from services.planner.admit import Problem, admit, admit_removal
-from services.planner.core import Core
+from services.planner.allocate import Allocations
+from services.planner.compile import compile_all
+from services.planner.core import Core, settle_rollouts
 from services.planner.external import has_room, mapping_numbers
 from services.planner.names import table
 from services.planner.state import HostId, State
@@ -271,9 +276,28 @@ def test_a_lost_mapping_is_told_from_a_new_one() -> None:
     core = Core()
     tell(core, [*two_clusters(), mapping(OUTSIDE)])
     assert ("external", "rome", "map") in core.allocations.take_changes()
+    after = Allocations()
+    after.restore("external", "rome", "map", codec.encode(core.allocations.value("external", "rome", "map")))
+    assert after.externals == core.allocations.externals
+    after.allocate(core.state, mapping(OUTSIDE))
+    assert after.take_changes() == []
     core.hear([said(mapping(OUTSIDE, external="10.70.99.4"), 91)])
     assert core.allocations.take_changes() == [("external", "rome", "map")]
     assert core.allocations.value("external", "rome", "map") is None
+
+
+ROW = load([EXAMPLES / "three-clusters.yaml"])
+ROW_PLANS = settled_plans(ROW)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(ROW))
+def test_any_order_gives_the_same_plans(items: list[Topology]) -> None:
+    """Two peerings, mappings of pods, nodes and other clusters' pods: nothing shows of the order in which they were said."""
+    core = Core()
+    tell(core, items)
+    settle_rollouts(core.state, core.allocations)
+    assert compile_all(core.state, core.allocations) == ROW_PLANS
 
 
 # Refused -------------------------------------------------------------------------------------------------------------------------------
