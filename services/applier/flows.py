@@ -20,12 +20,18 @@ _BY_DESTINATION = ("ip daddr", "ip6 daddr")
 
 
 class Translation(NamedTuple):
-    """One NAT rule: which sets narrow it by destination (names; none: all flows), and the map that it looks an address up in."""
+    """One NAT rule: which sets narrow it by destination (names; none: all flows), and the map that it looks an address up in.
+
+    `way` is what it asks of the packet's mark. A rule that follows translates single sources of one way, whatever their destination:
+    what it says counts only for flows that are known to go that way, by the destination's rule.
+    """
 
     kind: str
     table: str
     narrowed_by: tuple[str, ...]
     map: str
+    way: tuple[Match, ...]
+    follows: bool
 
 
 def touches_nat(changes: Sequence[Change], objects: Mapping[str, PlanObject]) -> bool:
@@ -51,8 +57,11 @@ class _Judge:
     """What one NAT rule says of a flow: the address that the reply must have, or None when the rule does not concern it."""
 
     def __init__(self, rule: Translation, elements: Mapping[tuple[str, str], list[tuple[Prefix, str]]]) -> None:
-        self.kind = rule.kind
-        self._map = elements.get((rule.table, rule.map), [])
+        self.kind, self.way, self.follows = rule.kind, rule.way, rule.follows
+        members = elements.get((rule.table, rule.map), [])
+        self._prefixes = [(prefix, value) for prefix, value in members if prefix.size > 1]
+        self._single = {prefix.bare: (prefix, value) for prefix, value in members if prefix.size == 1}
+        """Apart, since there may be many, and there are many flows."""
         narrowing = [elements.get((rule.table, name), []) for name in rule.narrowed_by]
         self._narrowed = [prefix for members in narrowing for prefix, _ in members] if narrowing else None
 
@@ -61,15 +70,24 @@ class _Judge:
         if self._narrowed is not None and not any(prefix.covers(flow.destination) for prefix in self._narrowed):
             return None
         address, reply = (flow.destination, flow.reply_source) if self.kind == "dnat" else (flow.source, flow.reply_destination)
-        for prefix, value in self._map:
+        known = self._single.get(address)
+        for prefix, value in [known] if known is not None else self._prefixes:
             if prefix.covers(address):
                 return bool(reply == _translated(prefix, address, value))
         return None
 
 
 def _contradicts(flow: Flow, judges: Sequence[_Judge]) -> bool:
-    """The first rule that concerns a flow decides, destinations first: a flow that one side translates is none of the other's."""
-    return next((not found for judge in judges if (found := judge.verdict(flow)) is not None), False)
+    """The first rule that concerns a flow decides, destinations first: a flow that goes one way is none of the other's.
+
+    Where the destination is right, the source must be as the rules of the same way want it.
+    """
+    for judge in judges:
+        found = None if judge.follows else judge.verdict(flow)
+        if found is not None:
+            along = [other for other in judges if judge.kind == "dnat" and other.kind == "snat" and judge.way and other.way == judge.way]
+            return not found or any(other.verdict(flow) is False for other in along)
+    return False
 
 
 def _translated(prefix: Prefix, address: Address, value: str) -> Address:
@@ -112,7 +130,8 @@ def _translation(table: str, rule: Rule) -> Translation | None:
         return None
     by_destination = [statement for statement in rule if isinstance(statement, Match) and statement.selector in _BY_DESTINATION]
     names = tuple(value.removeprefix("@") for statement in by_destination for value in statement.values if value.startswith("@"))
-    return Translation(nat.nat, table, names, nat.map)
+    way = tuple(statement for statement in rule if isinstance(statement, Match) and statement.selector == "meta mark")
+    return Translation(nat.nat, table, names, nat.map, way, nat.nat == "snat" and not nat.prefix and not names)
 
 
 def _prefix(text: str) -> Prefix:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from schemas.plan import NftElement
-from schemas.values import Address
+from schemas.topology import IpMapping
+from schemas.values import Address, Name
 from services.applier.flows import stale_flows, touches_nat
 from services.kernel.port import Flow
 from services.kernel.transaction import Change
@@ -79,6 +80,34 @@ def test_each_family_is_judged_by_its_own_maps() -> None:
     masqueraded = flow("fd00:200:0:1::10", "fd00:61:0:2::10", "fd00:61:0:2::10", "2001:db8:18::11")
     elsewhere = flow("fd00:200:0:1::10", "2001:db8::7", "2001:db8::7", "2001:db8:18::11")
     assert stale_flows([], plans[HostId("rome", "worker-1")].objects(), [wrong, masqueraded, elsewhere]) == [masqueraded]
+
+
+def test_the_source_of_a_flow_is_judged_on_its_way_only() -> None:
+    """What a node sends under its overlay address gets the shared one on its way out; what it says to the gateway itself does not."""
+    out = ("10.80.7.8", "10.61.2.10", "10.200.2.10")
+    right, stale = flow(*out, "10.70.0.0"), flow(*out, "10.75.0.0")
+    pinged = flow("10.80.7.8", "10.80.5.5", "10.80.5.5", "10.80.7.8")
+    assert stale_flows([], GATEWAY, [right, stale, pinged]) == [stale]
+
+
+def test_a_mapped_flow_is_judged_by_both_its_addresses() -> None:
+    """From outside to the real address, and from the far cluster's address to what it is here."""
+    mapping = IpMapping(name=Name("map"), cluster=Name("rome"), real=Address("192.0.2.50"), external=Address("10.70.99.4"))
+    gateway = settled_plans([*two_clusters(), mapping])[ROME_GATEWAY].objects()
+    right = flow("10.200.1.10", "10.70.99.4", "192.0.2.50", "10.61.1.10")
+    wrong = [
+        flow("10.200.1.10", "10.70.99.4", "192.0.2.51", "10.61.1.10"),
+        flow("10.200.1.10", "10.70.99.4", "192.0.2.50", "10.200.1.10"),
+        flow("192.0.2.50", "10.61.1.10", "10.200.1.10", "192.0.2.50"),
+    ]
+    assert stale_flows([], gateway, [right, *wrong, flow("192.0.2.50", "172.18.0.10", "172.18.0.10", "192.0.2.50")]) == wrong
+
+
+def test_a_node_judges_what_no_pod_sent() -> None:
+    """A flow of its own that has another source than the one in force begins again under that."""
+    element = next(item for item in NODE.values() if isinstance(item, NftElement) and item.set == "others")
+    right, stale = (flow("172.18.0.11", "10.61.2.10", "10.61.2.10", source) for source in (element.value, "10.80.7.8"))
+    assert stale_flows([], NODE, [right, stale, flow("172.18.0.11", "172.18.0.12", "172.18.0.12", "172.18.0.11")]) == [stale]
 
 
 def test_only_changes_of_translations_make_flows_stale() -> None:
