@@ -279,7 +279,7 @@ def test_a_lost_mapping_is_told_from_a_new_one() -> None:
     after = Allocations()
     after.restore("external", "rome", "map", codec.encode(core.allocations.value("external", "rome", "map")))
     assert after.externals == core.allocations.externals
-    after.allocate(core.state, mapping(OUTSIDE))
+    after.allocate(core.state, [mapping(OUTSIDE)])
     assert after.take_changes() == []
     core.hear([said(mapping(OUTSIDE, external="10.70.99.4"), 91)])
     assert core.allocations.take_changes() == [("external", "rome", "map")]
