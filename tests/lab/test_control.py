@@ -15,8 +15,8 @@ from tests.lab.test_fail_closed import stopped
 
 pytestmark = pytest.mark.privileged
 
-MARK_ALL = "table inet foreign { chain out { type route hook output priority mangle; meta mark set 0xff00; }; }"
-"""Another agent that takes the bits of the outgoing class for its own."""
+MARK_ALL = "table inet foreign {{ chain out {{ type route hook output priority mangle; meta mark set {mark}; }}; }}"
+"""Another agent that takes the bits of a class for its own."""
 FAR_GATEWAY = "172.18.1.10"
 NOBODY = 1
 """A port that nobody listens on: who is reached says so."""
@@ -40,12 +40,13 @@ def controlled(mesh) -> Cluster:
     return replace(rome, control=(BROKER[IPV4].host_prefix,))
 
 
-async def test_a_gateway_reaches_its_broker_whatever_others_mark(mesh, live):
-    """With all that it sends marked as the outgoing class, only what is for the broker leaves it; and without its rule, nothing does."""
+@pytest.mark.parametrize("mark", ["0xff00", "0xfe00"], ids=["outgoing", "incoming"])
+async def test_a_gateway_reaches_its_broker_whatever_others_mark(mesh, live, mark: str):
+    """With all that it sends marked as of a class, only what is for the broker leaves it; and without its rule, nothing does."""
     await live.publish(controlled(mesh))
     assert reaches("rome.gateway", BROKER[IPV4])
     assert reaches("rome.gateway", FAR_GATEWAY)
-    mesh.run("rome.gateway", "nft", MARK_ALL)
+    mesh.run("rome.gateway", "nft", MARK_ALL.format(mark=mark))
     try:
         assert reaches("rome.gateway", BROKER[IPV4])
         assert not reaches("rome.gateway", FAR_GATEWAY)

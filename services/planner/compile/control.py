@@ -29,7 +29,7 @@ def objects(table: str, cluster: Cluster) -> Iterator[PlanObject]:
 
 
 def passes(cluster: Cluster) -> tuple[Rule, ...]:
-    """The first rules of a chain that could drop what the host sends."""
+    """The first rules of a chain that could drop or translate what the host sends."""
     return tuple(
         (_OWN, Match(WORDS[family].destination, (f"@{_SET}{WORDS[family].suffix}",)), Verdict("return"))
         for family in FAMILIES

@@ -262,13 +262,13 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
     )
     to_seen = tuple((_INCOMING, Nat("snat", f"to_seen{WORDS[family].suffix}", family=family)) for family in families)
     to_external = tuple((_OUTGOING, Nat("snat", f"to_external{WORDS[family].suffix}", prefix=False, family=family)) for family in families)
-    senders = (*to_seen, (_INCOMING, *_DROP), *to_external)
+    senders = (*control.passes(cluster), *to_seen, (_INCOMING, *_DROP), *to_external)
     yield NftChain(table, "senders", senders, "nat", "postrouting", layout.PRIORITY_SRCNAT)
     yield NftChain(
         table,
         "leave",
         (
-            *control.passes(state.clusters[attachment.end.cluster]),
+            *control.passes(cluster),
             (Match("meta mark", ("0x0",), "!=", layout.CLASS_MASK), Match("oifname", (_OVERLAY, _TUNNEL), "!="), *_DROP),
             # The overlay looks its outer route up with the inner packet's mark; WireGuard does not.
             (Match("oifname", (_OVERLAY,)), SetMark(0, layout.CLASS_MASK)),

@@ -87,7 +87,9 @@ def _firewall(table: str, item: Node, remote: Sequence[Prefix], cluster: Cluster
     out_of_the_uplink = (_ARRIVING, Match("oifname", (item.uplink,)), *_DROP)
     yield NftChain(table, "arriving", (_ANSWER, *arriving, out_of_the_uplink), "filter", "forward", layout.PRIORITY_FILTER)
     # A translation of pods to themselves settles the flow's source before the CNI would masquerade it.
-    yield NftChain(table, "senders", (*own, *others, *masquerade), "nat", "postrouting", layout.PRIORITY_BEFORE_SRCNAT)
+    yield NftChain(
+        table, "senders", (*control.passes(cluster), *own, *others, *masquerade), "nat", "postrouting", layout.PRIORITY_BEFORE_SRCNAT
+    )
 
 
 _ARRIVING = Match("iifname", (_OVERLAY,))

@@ -21,9 +21,10 @@ def controlled(*control: Prefix, **changes: object) -> Cluster:
 
 
 def test_what_a_host_sends_to_its_broker_is_let_by_first() -> None:
-    """On gateways it has a rule before all others, and a return before what drops; on nodes a return."""
+    """On gateways it has a rule before all others, and a return before what drops or translates; on nodes a return."""
     plans = settled_plans([controlled(), *two_clusters()[1:]])
-    for host, chain in ((ROME_GATEWAY, "leave"), (HostId("rome", "worker-1"), "closed")):
+    worker = HostId("rome", "worker-1")
+    for host, chain in ((ROME_GATEWAY, "leave"), (ROME_GATEWAY, "senders"), (worker, "closed"), (worker, "senders")):
         objects = plans[host].objects()
         assert NftElement(TABLE, "control", "192.0.2.7") in objects.values()
         assert NftElement(TABLE, "control6", "2001:db8:9::/64") in objects.values()
@@ -43,7 +44,9 @@ def test_nothing_else_changes_by_it() -> None:
     for host, plan in before.items():
         changed = {key for key, item in after[host].objects().items() if plan.objects().get(key) != item}
         assert bool(changed) == (host.cluster == "rome")
-        assert all("control" in key or key.endswith((" leave", " closed")) or key.split()[0] == "rule" for key in changed), changed
+        assert all("control" in key or key.endswith((" leave", " closed", " senders")) or key.split()[0] == "rule" for key in changed), (
+            changed
+        )
 
 
 HELD = {
