@@ -4,7 +4,8 @@ Owns every route of protocol 77; that is how they are found after a restart. A r
 prefix and metric is there already, it is replaced (one message, no packet lost) if it is ours, and is a Conflict if it is not.
 Fails with Waiting while a link is missing or down, a next hop cannot be reached, or the source is not an address of this host. A route
 of ours with something that no plan can say (a metric on the MTU, a type of service) is `Listed`. An address that goes takes the IPv4
-routes of main with that source along, without a message, and its trace out of IPv6 routes; IPv4 routes of other tables keep it.
+routes of main with that source along, without a message, and its trace out of IPv6 routes (Linux 6.1: of those by
+the address's own link only); IPv4 routes of other tables keep it.
 
 What IPv6 does otherwise: a route without a metric gets one; several routes of one prefix and metric may be there (appended by somebody),
 which is `Listed`, and writing the wanted one removes the others after it; a route that does not forward names ``lo``; a link that goes
