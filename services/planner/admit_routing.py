@@ -4,7 +4,8 @@ Each finding is the reason, the field at fault and the other object (none: empty
 can be a host that both select, be it there already or not: so the order in which hosts and configurations come does not matter.
 
 A host must go on reaching the others. So no published route may take the packets that a host itself sends to an underlay address: not in
-main, and not in a table that a rule looks up for packets without a mark. The planner does not know where the broker is, or the router.
+main, and not in a table that a rule looks up for packets without a mark; and none to the control prefixes of its cluster (broker and
+management). The planner does not know where the router is.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def problems(item: RouteConfiguration, state: State) -> Iterator[Finding]:
         if other.ref != item.ref and may_meet(item.hosts, other.hosts):
             yield from _tables(item, other)
             yield from _rules(item, other)
-    for address, owner in _underlay(item.cluster, state):
+    for address, owner in (*_underlay(item.cluster, state), *_control(item, state)):
         yield from (
             (f"the host's own packets to {address} of {owner} would go this way: {found.reason}", found.field, owner)
             for found in _taking(item, address, state)
@@ -161,6 +162,14 @@ def _underlay(cluster: str, state: State) -> Iterator[tuple[Address, str]]:
             yield attachment.far.endpoint.address, attachment.peering.ref
         elif far is not None:
             yield from ((address, far.ref) for address in far.addresses)
+
+
+def _control(item: RouteConfiguration, state: State) -> Iterator[tuple[Address, str]]:
+    """Addresses of broker and management, with their cluster: where a control prefix begins, and where a route begins inside of one."""
+    cluster = state.clusters[item.cluster]
+    for kept in cluster.control:
+        inside = (route.prefix for route in item.routes if kept.contains(route.prefix))
+        yield from ((prefix.address(0), cluster.ref) for prefix in (kept, *inside))
 
 
 def _taking(item: RouteConfiguration, address: Address, state: State) -> Iterator[_Taking]:

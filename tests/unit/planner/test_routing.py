@@ -251,6 +251,17 @@ def test_the_hosts_own_packets_to_other_hosts_go_on_as_they_do(rule: dict[str, A
     assert refused(routes(rules=[rule], routes=[EVERYTHING, to("172.18.0.0/16", type="throw")])) == []
 
 
+def test_the_way_to_broker_and_management_stays() -> None:
+    """A control prefix is kept as the underlay is: whole, and in its parts."""
+    home, *rest = two_clusters()
+    assert home == cluster("rome")
+    mesh = [cluster("rome", control=(Prefix("192.0.2.0/28"),)), *rest]
+    for prefix in ("192.0.2.0/24", "192.0.2.9/32"):
+        assert refusals(*mesh, routes(routes=[to(prefix, "eth1")], rules=[{}])) == [(REF, "$.rules[0]", "Cluster/rome/rome")]
+        assert refusals(*mesh, routes(routes=[to(prefix, "eth1", metric=1)], table=254)) == [(REF, "$.routes[0]", "Cluster/rome/rome")]
+        assert refusals(*mesh, routes(routes=[to(prefix, "eth1")], rules=[{"fwmark": 1}])) == []
+
+
 def test_a_route_added_to_a_shared_table_is_looked_at_with_the_others_rules() -> None:
     """The configuration that comes second is refused, whichever part it brings."""
     ruled, routed = routes("ruled", rules=[{"iif": "lo"}], table=100), routes("routed", routes=[EVERYTHING], table=100)
