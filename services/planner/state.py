@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from schemas.allocation import Remaps
 from schemas.objects import PassThrough
@@ -24,6 +24,9 @@ class HostId(NamedTuple):
     def __str__(self) -> str:
         return f"{self.cluster}/{self.name}"
 
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 PeeringId = tuple[str, str]
 """A peering's cluster and name."""
@@ -72,9 +75,15 @@ class Mappings:
 
     def remove(self, item: IpMapping) -> None:
         del self.by_name[item.name]
-        self.by_real.pop(item.real, None)
+        _forget(self.by_real, item.real, item)
         if item.external is not None:
-            self.by_external.pop(item.external, None)
+            _forget(self.by_external, item.external, item)
+
+
+def _forget(index: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Drop an entry that still says `value`: of objects that change places, the one that came first may have it by now."""
+    if index.get(key) == value:
+        del index[key]
 
 
 class State:
@@ -148,19 +157,19 @@ class State:
             case Node() | Gateway():
                 del (self.nodes if isinstance(item, Node) else self.gateways)[item.cluster][item.name]
                 for address in item.addresses:
-                    self._hosts_by_address.pop((item.cluster, address), None)
-                self._hosts_by_link.pop((item.cluster, overlay_link(item.name)), None)
+                    _forget(self._hosts_by_address, (item.cluster, address), item)
+                _forget(self._hosts_by_link, (item.cluster, overlay_link(item.name)), item)
             case PublicKey():
                 del self.keys[HostId(item.cluster, item.name)]
             case Peering():
                 del self.peerings[item.ref]
-                for end in item.ends:
-                    del self.attachments[end.cluster][end.gateway]
+                for index, end in enumerate(item.ends):
+                    _forget(self.attachments[end.cluster], end.gateway, Attachment(item, index))
             case Pod():
                 del self.pods[item.cluster][item.name]
                 self.pods_by_node[HostId(item.cluster, item.node)].discard(item.name)
                 for address in item.addresses:
-                    self._addresses.pop((item.cluster, address), None)
+                    _forget(self._addresses, (item.cluster, address), item.ref)
         return item
 
     def _put_choice(self, item: Topology) -> None:
