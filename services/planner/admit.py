@@ -6,7 +6,7 @@ forgotten by the service; it is tried again when what it contradicts or misses h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, product
 
 from msgspec import Struct
@@ -39,14 +39,22 @@ def admit(item: Topology, state: State) -> Problem | None:
     return next(chain(_succession(item, state), _problems(item, state)), None)
 
 
-def admit_together(items: Sequence[Topology], state: State) -> Problem | None:
-    """None when all of `items` may be put into `state` at once, though perhaps none of them alone; else the first problem found."""
+def admit_together(wishes: Mapping[str, Topology | None], state: State) -> Problem | None:
+    """None when all these objects may be put into `state` (None: taken out) at once, though perhaps none of them alone.
+
+    Else the first problem found.
+    """
     trial = state.copy()
+    items = [item for item in wishes.values() if item is not None]
+    for ref, item in wishes.items():
+        if item is None:
+            trial.remove(ref)
     for item in items:
         trial.put(item)
     trial = with_choices(trial, _joined(trial, items))
+    removals = (_removal(state.objects[ref], trial) for ref, item in wishes.items() if item is None and ref in state.objects)
     # One after the other: what comes later rests on what was asked before.
-    return next((problem for item in items for problem in chain(_succession(item, state), _problems(item, trial))), None)
+    return next(chain(*removals, *(chain(_succession(item, state), _problems(item, trial)) for item in items)), None)
 
 
 def _joined(state: State, items: Iterable[Topology]) -> list[Peering]:
@@ -75,8 +83,11 @@ def overtaken(item: Topology, before: Topology | None, stands: str) -> Problem |
 def admit_removal(ref: str, state: State) -> Problem | None:
     """None when the object may go: nothing that is admitted needs it."""
     item = state.objects.get(ref)
-    user = next(iter(_users(item, state)), None) if item is not None else None
-    return Problem(f"still used by {user}; it goes when that is gone", other=user) if user else None
+    return next(_removal(item, state), None) if item is not None else None
+
+
+def _removal(item: Topology, state: State) -> Iterator[Problem]:
+    yield from (Problem(f"still used by {user}; it goes when that is gone", other=user) for user in _users(item, state))
 
 
 def _users(item: Topology, state: State) -> Iterator[str]:

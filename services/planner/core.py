@@ -55,10 +55,19 @@ class Admitted(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """An object (None: its removal) that was refused and may be admitted later."""
+    """An object (None: its removal) that was refused and may be admitted later; `waits_for` is the object that was in the way last."""
 
     item: Topology | None
     said: Said
+    waits_for: str = ""
+
+
+class _Moment(NamedTuple):
+    """Which words of objects that wait for each other were tried together, what was in their way, and which word of that."""
+
+    waiting: Mapping[str, int]
+    blocker: str
+    blocked_by: int
 
 
 class Outcome:
@@ -85,6 +94,7 @@ class Core:
         self._compiler = Compiler(self.state, self.allocations)
         self._claims: dict[HostId, Claim] = {}
         self._pending: dict[str, Pending] = {}
+        self._blocked: dict[frozenset[str], _Moment] = {}
         self._dirty: set[HostId] = set()
 
     def restore(
@@ -180,8 +190,8 @@ class Core:
             self._retry_pending(outcome)
             return
         if problem.retry:
-            self._pending[ref] = wish
-            if problem.other in self._pending and self._try_together(ref, problem.other, outcome):
+            self._pending[ref] = wish._replace(waits_for=problem.other)
+            if self._try_together(ref, outcome):
                 self._retry_pending(outcome)
                 return
         reason = problem.reason if len(problem.reason) <= _REASON_CHARACTERS else f"{problem.reason[:_REASON_CHARACTERS]}…"
@@ -254,29 +264,54 @@ class Core:
         while progress:
             progress = False
             for ref, wish in sorted(self._pending.items(), key=lambda entry: entry[1].said.sequence):
-                if self._try(ref, wish, outcome) is None:
+                if ref not in self._pending:
+                    continue
+                problem = self._try(ref, wish, outcome)
+                if problem is None:
                     del self._pending[ref]
+                else:
+                    self._pending[ref] = wish._replace(waits_for=problem.other)
+                if problem is None or self._try_together(ref, outcome):
                     progress = True
 
-    def _try_together(self, first: str, second: str, outcome: Outcome) -> bool:
-        """Admit two objects that wait for each other, with all others that these wait for, if together they contradict nothing."""
-        together = [first, second]
+    def _try_together(self, first: str, outcome: Outcome) -> bool:
+        """Admit objects that wait for each other, with all others that these wait for, if together they contradict nothing."""
+        together = self._circle(first)
+        circle = frozenset(together)
+        if not together or self._stands_still(circle):
+            return False
         while True:
             wishes = {ref: self._pending[ref] for ref in together}
-            items = [wish.item for wish in wishes.values() if wish.item is not None]
-            if len(items) < len(wishes):
-                return False
-            problem = admit_together(items, self.state)
+            problem = admit_together({ref: wish.item for ref, wish in wishes.items()}, self.state)
+            if problem is None:
+                problem = self._take(wishes, outcome)
             if problem is None:
                 break
             if problem.other not in self._pending or problem.other in together:
+                self._blocked[circle] = self._moment(together, problem.other)
                 return False
             together.append(problem.other)
-        if self._take(wishes, outcome) is not None:
-            return False
         for ref in together:
             del self._pending[ref]
         return True
+
+    def _circle(self, first: str) -> list[str]:
+        """`first` and what it waits for, if that goes round among objects that wait; empty when it ends at one that does not."""
+        found = [first]
+        while (following := self._pending[found[-1]].waits_for) not in found:
+            if following not in self._pending:
+                return []
+            found.append(following)
+        return found if len(found) > 1 else []
+
+    def _stands_still(self, circle: frozenset[str]) -> bool:
+        """Whether nothing has changed since these were tried together: a trial costs a copy of the state."""
+        moment = self._blocked.get(circle)
+        return moment is not None and bool(moment.blocker) and moment == self._moment(moment.waiting, moment.blocker)
+
+    def _moment(self, waiting: Iterable[str], blocker: str) -> _Moment:
+        said = {ref: self._pending[ref].said.sequence for ref in waiting if ref in self._pending}
+        return _Moment(said, blocker, self.sequences.get(blocker, 0))
 
     def _advance_rollouts(self) -> None:
         for item in list(self.state.peerings.values()):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from schemas.codec import decode, encode
@@ -10,12 +13,13 @@ from schemas.plan import HostPlan, PlanDiff, Route, WireguardLink, unit_digest
 from schemas.snapshot import Chunks, join
 from schemas.status import ApplyReport, UnitReport
 from schemas.topology import Cluster, Peering, PeeringEnd, Topology
-from schemas.values import Name, Prefix
+from schemas.values import Address, Name, Prefix
 from services.planner import layout
+from services.planner.admit import Problem
 from services.planner.allocate import Allocations, Rollout, advance
 from services.planner.core import Claim, Core, Said
 from services.planner.state import HostId
-from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, cluster, gateway, keys, node, peering, said, tell, two_clusters
+from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, cluster, gateway, keys, node, peering, pod, said, tell, two_clusters
 
 UNIT = "peering/rome/rome-milan"
 
@@ -324,6 +328,44 @@ def test_what_contradicts_together_too_stays_out() -> None:
     (refusal,) = tell(core, [wrong], first=51).refused
     assert refusal.field.startswith("$.ends")
     assert core.state.objects["Cluster/rome/rome"] == cluster("rome")
+
+
+def test_what_waits_for_each_other_is_tried_again_when_a_third_makes_way() -> None:
+    """A node's address keeps cluster and peering from being admitted together; once it is gone, both are, without being said again."""
+    core = Core()
+    milan_node = node("blocker", 9, "milan", addresses=(Address("10.65.0.1"),), pod_prefixes=())
+    tell(core, [*two_clusters(), milan_node])
+    for sequence, item in enumerate(grown(), 50):
+        assert tell(core, [item], first=sequence).refused
+    outcome = core.hear([Said(("node", "milan", "blocker"), b"", 60)])
+    assert {entry.ref for entry in outcome.admitted} == {milan_node.ref, *(item.ref for item in grown())}
+
+
+def test_a_circle_that_stands_still_costs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was tried together in vain is tried again only when what was in the way has changed."""
+    trials = []
+    core = Core()
+    milan_node = node("blocker", 9, "milan", addresses=(Address("10.65.0.1"),), pod_prefixes=())
+    tell(core, [*two_clusters(), milan_node])
+    for sequence, item in enumerate(grown(), 50):
+        tell(core, [item], first=sequence)
+    monkeypatch.setattr("services.planner.core.admit_together", lambda *_: trials.append(1) or Problem("no", other=milan_node.ref))
+    tell(core, [pod("late", "worker-1", "10.200.1.77")], first=70)
+    assert trials == []
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_node_with_pods_gets_another_name(order: tuple[int, ...]) -> None:
+    """The old node goes, the new one comes with its addresses, its pods follow: in whatever order that is said, all of it holds."""
+    core = Core()
+    old, new = node("worker-1", 1), node("worker-9", 1)
+    moved = pod("shop", "worker-9", "10.200.1.10")
+    tell(core, [cluster("rome"), old, pod("shop", "worker-1", "10.200.1.10")])
+    words = [Said(("node", "rome", "worker-1"), b"", 0), said(new, 0), said(moved, 0)]
+    for sequence, place in enumerate(order, 50):
+        core.hear([structs.replace(words[place], sequence=sequence)])
+    assert set(core.state.objects) == {"Cluster/rome/rome", new.ref, moved.ref}
+    assert core.state.objects[moved.ref] == moved
 
 
 def test_a_succession_is_judged_in_company_too() -> None:
