@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from schemas.firewall import FirewallChain, FirewallConfiguration, FirewallMatch, FirewallRule, NoTrack
+from schemas.objects import HostSelector
 from schemas.plan import MAIN_TABLE, HostPlan, Route
 from schemas.topology import Peering, Topology
-from schemas.values import Prefix
+from schemas.values import Name, Prefix
 from services.applier.core import Applier
 from services.cli.lab import namespaces
 from services.cli.lab.layout import PREFIX
@@ -154,6 +157,51 @@ async def test_all_tunnels_down(live: Live) -> None:
 
     with stopped(live.mesh, (*ROME, *MILAN)):
         await judged(live, down)
+
+
+def segment(source: str, destination: str, flags: int) -> bytes:
+    """An IPv4 packet with a TCP segment that belongs to no connection."""
+    addresses = socket.inet_aton(source) + socket.inet_aton(destination)
+    head = struct.pack("!HHIIBBHHH", 4444, PORT, 1000, 2000, 0x50, flags, 1000, 0, 0)
+    total = sum(struct.unpack("!16H", addresses + struct.pack("!BBH", 0, socket.IPPROTO_TCP, len(head)) + head))
+    total = (total >> 16) + (total & 0xFFFF)
+    checksum = ~(total + (total >> 16)) & 0xFFFF
+    outer = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(head), 1, 0, 64, socket.IPPROTO_TCP, 0)
+    return outer + addresses + head[:16] + struct.pack("!H", checksum) + head[18:]
+
+
+async def test_what_connection_tracking_calls_invalid(live: Live) -> None:
+    """An answer to nothing is translated by nobody: it must not reach the far pod by an address that means another pod there."""
+    walk, source = live.walk("rome/shop", "milan/bank"), live.pod("rome/shop").addresses[0]
+    flags = {"SYN and ACK": 0x12, "RST": 0x04, "none": 0x00}
+
+    def send_segments() -> None:
+        opening = namespaces.inside(f"{PREFIX}rome.pod.shop", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW))
+        with opening as raw:
+            for kind in flags.values():
+                raw.sendto(segment(source, walk.dial, kind), (walk.dial, 0))
+
+    def dropped() -> int:
+        rules = live.mesh.run("rome.gateway", "nft", "list", "chain", "inet", "meshmark.rome.rome-milan", "classify").splitlines()
+        (line,) = [rule for rule in rules if "invalid" in rule]
+        return int(line.split("packets ")[1].split()[0])
+
+    before = dropped()
+    with watched(live.mesh) as packets:
+        await asyncio.to_thread(send_segments)
+        await live.eventually(lambda: dropped() == before + len(flags), "all of them are dropped and counted", lambda: [str(dropped())])
+    assert leaked(packets, live.mesh) == []
+    assert strayed(packets) == []
+
+
+async def test_what_somebody_keeps_from_being_tracked(live: Live) -> None:
+    """A published rule takes a gateway's packets out of connection tracking: untranslated they go nowhere."""
+    match = FirewallMatch(field="protocol", value="udp")
+    rule = FirewallRule(match=(match,), actions=(NoTrack(),))
+    chain = FirewallChain(name="early", hook="prerouting", priority="raw", rules=(rule,))
+    hosts = HostSelector(role="gateway")
+    await live.publish(FirewallConfiguration(name=Name("blind"), cluster=Name("milan"), hosts=hosts, chains=(chain,)))
+    await judged(live, lambda: None)
 
 
 async def test_flush_ruleset_with_every_service_stopped(live: Live) -> None:

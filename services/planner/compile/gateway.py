@@ -233,6 +233,8 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
         "classify",
         (
             (VerdictMap("iifname", "classes"),),
+            # Chains of type nat never see such a packet, and untranslated its addresses mean others at the far end.
+            (_ANY_CLASS, Match("ct state", ("invalid",)), *_DROP),
             # The reverse path must be where the packet came from. An ICMP error has the address of a router on the way.
             *((Match("iifname", (_OVERLAY,)), _NOT_RELATED, *what, _FROM_ELSEWHERE, *_DROP) for what in checked),
             *((Match("iifname", (_TUNNEL,)), _NOT_RELATED, *what, _NOT_BY_A_TUNNEL, *_DROP) for what in checked),
@@ -250,6 +252,8 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
         table,
         "forward",
         (
+            # As above; not before, where it would meet neighbour discovery, which is never tracked.
+            (_ANY_CLASS, Match("ct state", ("untracked",)), *_DROP),
             (_OUTGOING, Match("oifname", (_TUNNEL,), "!="), *_DROP),
             *((_OUTGOING, _NOT_RELATED, Match(words.source, (f"@sources{words.suffix}",), "!="), *_DROP) for words in spoken),
             (_INCOMING, Match("oifname", (_OVERLAY,), "!="), *_DROP),
@@ -269,7 +273,7 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
         "leave",
         (
             *control.passes(cluster),
-            (Match("meta mark", ("0x0",), "!=", layout.CLASS_MASK), Match("oifname", (_OVERLAY, _TUNNEL), "!="), *_DROP),
+            (_ANY_CLASS, Match("oifname", (_OVERLAY, _TUNNEL), "!="), *_DROP),
             # The overlay looks its outer route up with the inner packet's mark; WireGuard does not.
             (Match("oifname", (_OVERLAY,)), SetMark(0, layout.CLASS_MASK)),
         ),
@@ -279,6 +283,7 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
     )
 
 
+_ANY_CLASS = Match("meta mark", ("0x0",), "!=", layout.CLASS_MASK)
 _NOT_RELATED = Match("ct state", ("related",), "!=")
 _FROM_ELSEWHERE = Match("fib saddr . mark . iif oif", ("missing",))
 _NOT_BY_A_TUNNEL = Match("fib saddr . mark oifname", (_TUNNEL,), "!=")
