@@ -39,7 +39,8 @@ STREAMS = (
     # The advisories name stream, consumer and sequence of a message that was given up; the original stays readable by sequence.
     StreamSpec(
         "DEADLETTER",
-        (f"{subjects.DEADLETTER}.>", f"{_ADVISORIES}.MAX_DELIVERIES.>", f"{_ADVISORIES}.MSG_TERMINATED.>"),
+        # Of what was terminated, only what a service gave up: a report that a newer one replaces counts as terminated, too.
+        (f"{subjects.DEADLETTER}.>", f"{_ADVISORIES}.MAX_DELIVERIES.>", f"{_ADVISORIES}.MSG_TERMINATED.PLAN.>"),
         max_age_s=7 * _DAY_S,
     ),
 )

@@ -7,8 +7,10 @@ import socket
 import pytest
 from msgspec.structs import replace
 
+from schemas.firewall import FirewallChain, FirewallConfiguration
+from schemas.objects import HostPattern, HostSelector
 from schemas.topology import Cluster
-from schemas.values import IPV4, Prefix
+from schemas.values import IPV4, Name, Prefix
 from services.cli.lab import namespaces
 from services.cli.lab.layout import BROKER, PREFIX
 from tests.lab.test_fail_closed import stopped
@@ -75,6 +77,19 @@ async def test_a_node_reaches_its_broker_whatever_its_set_of_remote_prefixes_hol
         assert not reaches("rome.worker-1", FAR_GATEWAY)
         mesh.run("rome.worker-1", "nft", add.replace("add", "delete", 1))
         assert reaches("rome.worker-1", FAR_GATEWAY)
+
+
+async def test_a_published_firewall_cannot_lock_a_host_out(mesh, live):
+    """Chains that drop all that a host sends and hears let its broker through: the host reports, and the firewall can be deleted again."""
+    await live.publish(controlled(mesh))
+    chains = tuple(FirewallChain(name=f"on_{hook}", hook=hook, priority="raw", policy="drop") for hook in ("prerouting", "output"))
+    hosts = HostSelector(names=(HostPattern("worker-1"),))
+    walls = FirewallConfiguration(name=Name("walls"), cluster=Name("rome"), hosts=hosts, chains=chains)
+    await live.publish(walls)
+    assert reaches("rome.worker-1", BROKER[IPV4])
+    assert not reaches("rome.worker-1", FAR_GATEWAY)
+    await live.delete(walls)
+    assert reaches("rome.worker-1", FAR_GATEWAY)
 
 
 async def test_a_remote_cluster_holds_no_broker(mesh, live):

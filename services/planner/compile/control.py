@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schemas.nft import Match, Rule, Verdict
+from schemas.nft import Hook, Match, Rule, Verdict
 from schemas.plan import MAIN_TABLE, NftElement, NftSet, PlanObject, PolicyRule
 from schemas.topology import Cluster
-from schemas.values import FAMILIES
+from schemas.values import FAMILIES, Prefix
 from services.planner import layout
 from services.planner.compile.words import WORDS, of_family
 
@@ -35,6 +35,18 @@ def passes(cluster: Cluster) -> tuple[Rule, ...]:
         for family in FAMILIES
         if of_family(cluster.control, family)
     )
+
+
+def kept(prefixes: tuple[Prefix, ...], hook: Hook) -> Iterator[Rule]:
+    """The first rules of a published chain: what the host says to broker and management, and they to it, is none of its business."""
+    if hook == "forward":
+        return
+    arrives = hook in ("prerouting", "input")
+    for family in FAMILIES:
+        if found := tuple(prefix.bare for prefix in of_family(prefixes, family)):
+            words = WORDS[family]
+            there = Match(words.source if arrives else words.destination, found)
+            yield (Match("fib daddr type", ("local",)) if arrives else _OWN, there, Verdict("accept"))
 
 
 def rules(cluster: Cluster) -> Iterator[PolicyRule]:

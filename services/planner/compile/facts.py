@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from schemas.plan import NextHop
-from schemas.values import Family
+from schemas.values import Family, Prefix
 from services.planner import names
 from services.planner.allocate import Allocations, peering_id
 from services.planner.state import HostId, State
@@ -14,12 +14,13 @@ from services.planner.state import HostId, State
 class Facts(NamedTuple):
     """Hosts of equal facts hold the same of an object. `because` names the topology objects that the facts come from.
 
-    `hops` are the tunnels that carry traffic, in each family that they carry.
+    `hops` are the tunnels that carry traffic, in each family that they carry; `control` is where broker and management are.
     """
 
     tunnels: tuple[str, ...] = ()
     because: tuple[str, ...] = ()
     hops: tuple[tuple[Family, tuple[NextHop, ...]], ...] = ()
+    control: tuple[Prefix, ...] = ()
 
 
 NO_FACTS = Facts()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from msgspec.structs import replace
+
 from schemas import firewall_values as values
 from schemas.firewall import (
     ALL_TUNNELS,
@@ -54,6 +56,7 @@ from schemas.nft import Reject as RejectStatement
 from schemas.plan import NftChain, NftElement, NftSet, NftTable, PlanObject
 from services.planner import names
 from services.planner.allocate import Allocations
+from services.planner.compile import control
 from services.planner.compile.facts import NO_FACTS, Facts, tunnels
 from services.planner.state import HostId, State
 
@@ -68,8 +71,12 @@ _PLAIN_SELECTORS: dict[str, Selector] = {
 
 
 def facts(item: FirewallConfiguration, host: HostId, state: State, allocations: Allocations) -> Facts:
-    """What of a host the configuration looks at: its tunnels, where a rule names them."""
-    return tunnels(host, state, allocations) if _names_tunnels(item) else NO_FACTS
+    """What of a host the configuration looks at: its tunnels, where a rule names them, and the cluster's control prefixes."""
+    found = tunnels(host, state, allocations) if _names_tunnels(item) else NO_FACTS
+    cluster = state.clusters.get(host.cluster)
+    if cluster is None or not cluster.control:
+        return found
+    return found._replace(control=cluster.control, because=(*found.because, cluster.ref))
 
 
 def build(item: FirewallConfiguration, known: Facts) -> Iterator[PlanObject]:
@@ -83,7 +90,8 @@ def build(item: FirewallConfiguration, known: Facts) -> Iterator[PlanObject]:
         yield from (NftElement(table, ALL_TUNNELS, link) for link in known.tunnels)
     types = {found.name: found.type for found in item.sets}
     for chain in item.chains:
-        yield _chain(table, chain, item.order, types)
+        made = _chain(table, chain, item.order, types)
+        yield replace(made, rules=(*control.kept(known.control, chain.hook), *made.rules))
 
 
 def mark_bits(item: FirewallConfiguration) -> Iterator[tuple[int, str]]:

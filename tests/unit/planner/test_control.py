@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from schemas.firewall import FirewallChain, FirewallConfiguration
 from schemas.plan import MAIN_TABLE, NftChain, NftElement, PolicyRule
 from schemas.topology import Cluster, Topology
 from schemas.values import Name, Prefix
@@ -18,6 +19,27 @@ TABLE = "meshmark.rome.rome-milan"
 
 def controlled(*control: Prefix, **changes: object) -> Cluster:
     return cluster("rome", control=control or CONTROL, **changes)
+
+
+def test_published_chains_let_a_host_and_its_broker_speak() -> None:
+    """Whatever a published firewall drops or translates, what a host says to its broker and hears from it comes first; forwarding does not."""
+    hooks = ("prerouting", "input", "forward", "output", "postrouting")
+    chains = tuple(FirewallChain(name=f"on_{hook}", hook=hook, priority=index, policy="drop") for index, hook in enumerate(hooks))
+    walls = FirewallConfiguration(name=Name("walls"), cluster=Name("rome"), chains=chains)
+    plan = settled_plans([controlled(), *two_clusters()[1:], walls])[ROME_GATEWAY]
+    objects = [entry.object for entry in plan.units["firewall/rome/walls"].values()]
+    found = {item.name: item.rules for item in objects if isinstance(item, NftChain)}
+    assert found["on_forward"] == ()
+    for hook in ("prerouting", "input"):
+        assert [[one.selector for one in rule[:-1]] for rule in found[f"on_{hook}"]] == [
+            ["fib daddr type", "ip saddr"],
+            ["fib daddr type", "ip6 saddr"],
+        ]
+    for hook in ("output", "postrouting"):
+        assert [rule[1].values for rule in found[f"on_{hook}"]] == [("192.0.2.7",), ("2001:db8:9::/64",)]
+        assert {rule[-1].verdict for rule in found[f"on_{hook}"]} == {"accept"}
+    plain = settled_plans([*two_clusters(), walls])[ROME_GATEWAY].units["firewall/rome/walls"]
+    assert all(entry.object.rules == () for entry in plain.values() if isinstance(entry.object, NftChain))
 
 
 def test_what_a_host_sends_to_its_broker_is_let_by_first() -> None:
