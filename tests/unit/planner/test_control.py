@@ -22,7 +22,7 @@ def controlled(*control: Prefix, **changes: object) -> Cluster:
 
 
 def test_published_chains_let_a_host_and_its_broker_speak() -> None:
-    """Whatever a published firewall drops or translates, what a host says to its broker and hears from it comes first; forwarding does not."""
+    """Whatever a published firewall drops, what a host says to its broker and hears from it comes first; forwarding does not."""
     hooks = ("prerouting", "input", "forward", "output", "postrouting")
     chains = tuple(FirewallChain(name=f"on_{hook}", hook=hook, priority=index, policy="drop") for index, hook in enumerate(hooks))
     walls = FirewallConfiguration(name=Name("walls"), cluster=Name("rome"), chains=chains)
