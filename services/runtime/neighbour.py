@@ -33,24 +33,44 @@ log = structlog.get_logger(__name__)
 
 @contextlib.asynccontextmanager
 async def serving(handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
-    """Be this network namespace's applier and answer requests while the body runs. Raises Conflict when there is one already."""
+    """Be this network namespace's applier and answer requests while the body runs. Raises Conflict when there is one already.
+
+    A request that is still open when the body ends gets no answer.
+    """
+    answering: set[asyncio.Task[None]] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Whoever asked may be gone by now.
-        with contextlib.suppress(OSError, TimeoutError), contextlib.closing(writer):
-            if _is_allowed(writer.get_extra_info("socket")):
-                async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                    request = await reader.read(-1)
-                writer.write(await _answer(handlers, request))
-                await writer.drain()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with _closed(writer):
+                if _is_allowed(writer.get_extra_info("socket")):
+                    async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                        request = await reader.read(-1)
+                    writer.write(await _answer(handlers, request))
+                    await writer.drain()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(answer(reader, writer), name="neighbour")
+        answering.add(task)
+        task.add_done_callback(ended)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        answering.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("request_crashed", exc_info=error)
 
     try:
-        server = await asyncio.start_unix_server(answer, APPLIER)
+        server = await asyncio.start_unix_server(accept, APPLIER)
     except OSError as error:
         msg = "another applier serves this network namespace; stop it first"
         raise Conflict(msg) from error
-    async with server:
-        yield
+    try:
+        async with server:
+            yield
+    finally:
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
 
 
 async def ask(verb: str, body: bytes = b"", timeout_s: float = 600.0) -> bytes:
@@ -64,11 +84,10 @@ async def ask(verb: str, body: bytes = b"", timeout_s: float = 600.0) -> bytes:
         msg = "no applier serves this network namespace; is it running?"
         raise Waiting(msg, "the applier") from error
     try:
-        with contextlib.closing(writer):
-            async with asyncio.timeout(timeout_s):
-                writer.write(verb.encode() + b"\n" + body)
-                writer.write_eof()
-                answer = await reader.read(-1)
+        async with _closed(writer), asyncio.timeout(timeout_s):
+            writer.write(verb.encode() + b"\n" + body)
+            writer.write_eof()
+            answer = await reader.read(-1)
     except (OSError, TimeoutError) as error:
         msg = f"the applier gave no answer to {verb}: {str(error) or 'too late'}"
         raise OutcomeUnknown(msg) from error
@@ -78,6 +97,17 @@ async def ask(verb: str, body: bytes = b"", timeout_s: float = 600.0) -> bytes:
         msg = f"the applier ended before it answered to {verb}"
         raise OutcomeUnknown(msg)
     return answer.removeprefix(_OK)
+
+
+@contextlib.asynccontextmanager
+async def _closed(writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    """Close the connection at the end of the body, and see it closed."""
+    try:
+        yield
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def _answer(handlers: Mapping[str, Handler], request: bytes) -> bytes:

@@ -73,8 +73,6 @@ async def test_an_answer_that_is_late_or_lost_is_unknown() -> None:
         msg = "a defect"
         raise RuntimeError(msg)
 
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda *_: None)
     async with neighbour.serving({"hang": hang, "crash": crash}):
         with pytest.raises(OutcomeUnknown, match="no answer to hang"):
             await neighbour.ask("hang", timeout_s=0.05)
