@@ -10,7 +10,12 @@ import uuid
 from functools import cache
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A busy machine is no failure: no example has to be done within a time.
+hypothesis.settings.register_profile("meshmark", deadline=None)
+hypothesis.settings.load_profile("meshmark")
 
 SESSION_VARIABLE = "MESHMARK_TEST_SESSION"
 SESSION = f"{SESSION_VARIABLE}={uuid.uuid4().hex}".encode()

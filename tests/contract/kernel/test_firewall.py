@@ -63,7 +63,7 @@ def test_the_seeds_rules_load_and_list_as_the_seed_shows_them(host: Host) -> Non
     assert host.differences() == []
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(items=st.lists(configurations(), min_size=1, max_size=3))
 def test_any_valid_configuration_loads_and_lists_as_its_reference(shared: Host, items: list[FirewallConfiguration]) -> None:
     """From nothing, and each as a difference from the one before; published again it is no change, and deleted it leaves nothing."""

@@ -54,7 +54,7 @@ def hold(machine: Machine, wanted: dict[str, PlanObject]) -> None:
         machine.kernel.write(change)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(items=st.lists(configurations(LINKS, SOURCES), min_size=1, max_size=3))
 def test_any_valid_configuration_loads_and_lists_as_its_reference(shared: Machine, items: list[RouteConfiguration]) -> None:
     """From nothing, and each as a difference from the one before; deleted it leaves nothing."""
@@ -72,7 +72,7 @@ def test_any_valid_configuration_loads_and_lists_as_its_reference(shared: Machin
 
 @pytest.mark.privileged
 @pytest.mark.parametrize("shared", ["linux"], indirect=True)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(item=configurations(LINKS, SOURCES))
 def test_what_is_printed_makes_the_same_in_a_kernel(shared: LinuxMachine, item: RouteConfiguration) -> None:
     """The lines of ``meshmark plan``, given to ``ip``, make exactly what the plan says."""

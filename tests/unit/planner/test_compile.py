@@ -264,7 +264,7 @@ POOL: list[Topology] = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(POOL), st.booleans()), max_size=25))
 def test_following_changes_is_compiling_anew(history: list[tuple[Topology, bool]]) -> None:
     """After any history of objects said and deleted, the plans kept up by parts are those compiled from scratch."""

@@ -290,7 +290,7 @@ ROW = load([EXAMPLES / "three-clusters.yaml"])
 ROW_PLANS = settled_plans(ROW)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.permutations(ROW))
 def test_any_order_gives_the_same_plans(items: list[Topology]) -> None:
     """Two peerings, mappings of pods, nodes and other clusters' pods: nothing shows of the order in which they were said."""

@@ -177,7 +177,7 @@ BEFORE = st.dictionaries(st.sampled_from("abc"), st.integers(1, 6))
 MORE = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 6))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(BEFORE, MORE)))
 def test_additions_never_freeze(hosts: list[tuple[dict[str, int], dict[str, int]]]) -> None:
     """Whatever is added to whatever, at once: everything goes out."""
@@ -191,7 +191,7 @@ def test_additions_never_freeze(hosts: list[tuple[dict[str, int], dict[str, int]
     assert not verdict.freeze.is_on
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(1, 10)), max_size=60), st.data())
 def test_nothing_is_lost_between_go_and_held(hosts: list[dict[str, int]], data: st.DataObject) -> None:
     """Every step goes or is held; what is held takes something away, and while frozen nothing that goes does."""

@@ -452,7 +452,7 @@ def test_the_spokes_contend_for_nothing() -> None:
         assert remaps(alone).items() <= remaps(core).items()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.permutations(range(len(OFTEN))), st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8))
 def test_any_order_gives_the_same_remaps(order: list[int], late: list[tuple[int, int]]) -> None:
     """Events in any order, with old ones redelivered in between, lead to one map; a planner that starts anew has it too."""
@@ -483,7 +483,7 @@ TROUBLE: list[Topology] = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(TROUBLE), st.booleans()), max_size=30))
 def test_no_two_prefixes_in_use_overlap(history: list[tuple[Topology, bool]]) -> None:
     """After any history of contradictions, deletions and replays, what is in use in a cluster is apart, and a restart changes nothing."""

@@ -108,7 +108,7 @@ def test_what_waits_is_not_lost_by_a_copy_of_what_was() -> None:
         assert planner.state.objects[REF] == at(None, 50)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.permutations(range(1, 7)), st.lists(st.integers(0, 5), max_size=10), st.integers(0, 6))
 def test_replays_in_any_order_lead_to_the_newest(order: list[int], late: list[int], cluster_at: int) -> None:
     """Copies of six revisions in any order, some of them again, with the cluster coming at any time: the highest is in force."""
