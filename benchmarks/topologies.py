@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
+from typing import Literal
 
 from schemas.topology import Cluster, Gateway, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
 from schemas.values import Address, Key, Name, Prefix
@@ -11,15 +12,16 @@ from services.planner.allocate import Rollout
 from services.planner.core import Core
 from services.planner.state import HostId
 
+Sources = Literal["per-node", "shared"]
 PODS = Prefix("10.200.0.0/16")
 GATEWAY = HostId("rome", "gateway")
 PEERING = ("rome", "rome-milan")
 _SITES = {"rome": 0, "milan": 1}
 
 
-def mesh(nodes: int, tunnels: int, *, node_length: int) -> list[Topology]:
+def mesh(nodes: int, tunnels: int, *, node_length: int, sources: Sources = "per-node") -> list[Topology]:
     """Rome with `nodes` nodes, each with a pod prefix of `node_length` bits, milan with two; joined by `tunnels` tunnels."""
-    found: list[Topology] = [*_cluster("rome"), *_cluster("milan")]
+    found: list[Topology] = [*_cluster("rome", sources), *_cluster("milan", sources)]
     found += _nodes("rome", nodes, node_length)
     found += _nodes("milan", 2, node_length)
     ends = tuple(
@@ -51,7 +53,7 @@ def planner(objects: list[Topology], tunnels: int) -> Core:
     return core
 
 
-def _cluster(name: str) -> list[Topology]:
+def _cluster(name: str, sources: Sources) -> list[Topology]:
     site = _SITES[name]
     return [
         Cluster(
@@ -59,6 +61,7 @@ def _cluster(name: str) -> list[Topology]:
             pod_prefixes=(PODS,),
             external_prefixes=(Prefix(f"10.{70 + site}.0.0/16"),),
             internal_prefixes=(Prefix(f"10.{80 + site}.0.0/16"),),
+            sources=sources,
         ),
         Gateway(name=Name("gateway"), cluster=Name(name), addresses=(Address(f"172.{18 + site}.255.1"),)),
     ]

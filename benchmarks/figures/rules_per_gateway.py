@@ -1,4 +1,6 @@
-"""Policy rules, nftables rules, elements and routes of a gateway, against tunnels x nodes. Counted in compiled plans: nothing is timed.
+"""Policy rules, nftables rules, elements and routes of a gateway, against tunnels x nodes, for both ways in which nodes appear to peers.
+
+Counted in compiled plans: nothing is timed.
 
 Peer: what the seed needs, 1 rule per target node (its N; the form before it, MxN, is in the details). Both are counted low: only the rules
 that lead incoming packets to nodes, which is what the seed's text compares. A gateway of the seed has further ones.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 
 from benchmarks import topologies
 from benchmarks.result import Details, Figure, Result, result
@@ -16,26 +19,26 @@ from schemas.plan import HostPlan, NftChain, NftElement, PolicyRule, Route
 from services.planner.compile import compile_host
 
 _TUNNELS = (1, 2, 8)
-_NODES = (2, 10, 60, 1000)
+_NODES = (1, 10, 100, 1000)
+_SOURCES: tuple[topologies.Sources, ...] = ("per-node", "shared")
 _NODE_LENGTH = 26
-_CIDRS = 1
-"""Pod prefixes per node in these topologies."""
 
 
 def run(say: Callable[[str], None]) -> list[Result]:
-    found = {(tunnels, nodes): count(compiled(tunnels, nodes)) for nodes in _NODES for tunnels in _TUNNELS}
+    places = list(product(_SOURCES, _TUNNELS, _NODES))
+    found = {place: count(compiled(*place)) for place in places}
     say(f"{len(found)} plans compiled")
-    goal = found[_TUNNELS[0], _NODES[0]]["policy_rules"]
+    goal = found[places[0]]["policy_rules"]
     table: Details = {
-        f"{tunnels} tunnels x {nodes} nodes": {**counts, "seed_mxn": tunnels * nodes * _CIDRS, "seed_n": nodes * _CIDRS}
-        for (tunnels, nodes), counts in found.items()
+        f"{sources}, {tunnels} tunnels x {nodes} nodes": {**found[sources, tunnels, nodes], "seed_mxn": tunnels * nodes, "seed_n": nodes}
+        for sources, tunnels, nodes in places
     }
     return [
         result(
             f"rules-per-gateway-{nodes}-nodes",
-            [found[_TUNNELS[-1], nodes]["policy_rules"]],
+            [found[sources, _TUNNELS[-1], nodes]["policy_rules"] for sources in _SOURCES],
             "rules",
-            peer=nodes * _CIDRS,
+            peer=nodes,
             goal=goal,
             details={name: row for name, row in table.items() if name.endswith(f" {nodes} nodes")},
         )
@@ -43,9 +46,9 @@ def run(say: Callable[[str], None]) -> list[Result]:
     ]
 
 
-def compiled(tunnels: int, nodes: int) -> HostPlan:
-    """The gateway's plan once every tunnel is in use."""
-    core = topologies.planner(topologies.mesh(nodes, tunnels, node_length=_NODE_LENGTH), tunnels)
+def compiled(sources: topologies.Sources, tunnels: int, nodes: int) -> HostPlan:
+    """The gateway's plan once every tunnel is in use. Each node has one pod prefix."""
+    core = topologies.planner(topologies.mesh(nodes, tunnels, node_length=_NODE_LENGTH, sources=sources), tunnels)
     return compile_host(core.state, core.allocations, topologies.GATEWAY)
 
 

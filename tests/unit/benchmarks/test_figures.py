@@ -43,7 +43,7 @@ def test_roaming_pods_are_the_ones_that_have_host_routes():
 
 
 def test_policy_rules_are_counted_alike_at_every_size():
-    small, large = count(compiled(1, 2)), count(compiled(8, 60))
+    small, large = count(compiled("per-node", 1, 2)), count(compiled("per-node", 8, 60))
     assert small["policy_rules"] == large["policy_rules"] > 0
     assert small["nft_rules"] == large["nft_rules"] > 0
     assert large["routes"] > small["routes"]
