@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from schemas.plan import Layer
+from schemas.host_objects import Layer
 
 
 class Repair(Struct, frozen=True):

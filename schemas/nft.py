@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from schemas.values import IPV4, Family
 
-_VALUE = {"frozen": True, "rename": "camel", "tag_field": "kind"}  # defaults are written: see schemas.plan
+_VALUE = {"frozen": True, "rename": "camel", "tag_field": "kind"}  # defaults are written: see schemas.host_objects
 
 Hook = Literal["prerouting", "input", "forward", "output", "postrouting"]
 Policy = Literal["accept", "drop"]

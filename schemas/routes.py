@@ -10,7 +10,7 @@ RouteType = Literal["unicast", "unreachable", "blackhole", "throw"]
 Scope = Literal["global", "site", "link", "host"]
 """How far away the destinations of an IPv4 route are."""
 METRIC_MAX = 4278198271
-"""The worst metric of an ordinary route; the next one is that of guards (``schemas.plan``)."""
+"""The worst metric of an ordinary route; the next one is that of guards (``schemas.host_objects``)."""
 _IPV6_METRIC = 1024
 
 

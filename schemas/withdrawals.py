@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from schemas.plan import NextHop, PlanObject, Route
+from schemas.host_objects import NextHop, PlanObject, Route
 from schemas.values import IPV4
 
 _WEIGHT_MAX = 256

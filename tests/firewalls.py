@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from schemas.codec import DecodeError
 from schemas.firewall import FirewallConfiguration
-from schemas.plan import PlanObject
+from schemas.host_objects import PlanObject
 from schemas.topology import convert_topology
 from services.planner.allocate import Allocations
 from services.planner.compile import firewall

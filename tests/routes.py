@@ -9,7 +9,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from schemas.codec import DecodeError
-from schemas.plan import PlanObject
+from schemas.host_objects import PlanObject
 from schemas.routing import RouteConfiguration
 from schemas.topology import convert_topology
 from services.planner.compile import routing

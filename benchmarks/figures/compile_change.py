@@ -17,7 +17,8 @@ from typing import TypeVar
 from benchmarks import topologies
 from benchmarks.result import Figure, Result, median, result, rounded
 from schemas import codec
-from schemas.plan import HostPlan, Layer, PlanDiff, PlanObject, UnitDiff, apply_diff, diff_units
+from schemas.host_objects import Layer, PlanObject
+from schemas.plan import HostPlan, PlanDiff, UnitDiff, apply_diff, diff_units
 from schemas.snapshot import Chunks
 from schemas.status import ApplyReport, Capabilities, UnitReport
 from schemas.topology import Pod

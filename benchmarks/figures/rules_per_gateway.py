@@ -15,7 +15,8 @@ from itertools import product
 
 from benchmarks import topologies
 from benchmarks.result import Details, Figure, Result, result
-from schemas.plan import HostPlan, NftChain, NftElement, PolicyRule, Route
+from schemas.host_objects import NftChain, NftElement, PolicyRule, Route
+from schemas.plan import HostPlan
 from services.planner.compile import compile_host
 
 _TUNNELS = (1, 2, 8)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 
-from schemas.plan import HostPlan, Layer, PlanObject, Unit, WireguardLink, digest_of, unit_tag
+from schemas.host_objects import Layer, PlanObject, WireguardLink
+from schemas.plan import HostPlan, Unit, digest_of, unit_tag
 from schemas.status import ApplyReport, Outcome, Timings, TunnelHealth, UnitReport
 from schemas.withdrawals import without
 from services.applier.health import found_withdrawn

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from schemas.host_objects import NftChain, NftElement, PlanObject
 from schemas.nft import Match, Nat, Rule
-from schemas.plan import NftChain, NftElement, PlanObject
 from schemas.values import Address, Prefix
 from services.kernel.port import Flow
 from services.kernel.transaction import Change, Held

@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from schemas.plan import LinkAddress, PlanObject, Route, WireguardLink, WireguardPeer
+from schemas.host_objects import LinkAddress, PlanObject, Route, WireguardLink, WireguardPeer
 from schemas.status import DeadTunnel, TunnelHealth
 from schemas.values import Address
 from services.kernel.transaction import Observed

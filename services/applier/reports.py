@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from schemas import codec, subjects
-from schemas.plan import WireguardLink
+from schemas.host_objects import WireguardLink
 from schemas.status import ApplyReport
 from schemas.topology import PublicKey
 from schemas.values import Key, Name

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from schemas.plan import MAIN_TABLE, Link, LinkAddress, PlanObject, PolicyRule, Route, Sysctl, WireguardLink, WireguardPeer
+from schemas.host_objects import MAIN_TABLE, Link, LinkAddress, PlanObject, PolicyRule, Route, Sysctl, WireguardLink, WireguardPeer
 from services.kernel.transaction import Change, Held, with_dependents
 
 

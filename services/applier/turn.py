@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 from msgspec import Struct
 
-from schemas.plan import PlanObject, Unit, digest_of, unit_tag
+from schemas.host_objects import PlanObject
+from schemas.plan import Unit, digest_of, unit_tag
 from schemas.withdrawals import without
 from services.applier.flows import stale_flows, touches_nat
 from services.applier.steps import Steps, is_guard, order

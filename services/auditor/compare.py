@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from schemas import codec
 from schemas.drift import DriftLayer
-from schemas.plan import HostPlan, NftTable, PlanObject, unit_tag
+from schemas.host_objects import NftTable, PlanObject
+from schemas.plan import HostPlan, unit_tag
 from services.kernel.transaction import Held, ListedChain, Marker, Observed, same
 
 MARKER_KEY = "marker"

@@ -13,7 +13,8 @@ from rich.markup import escape
 
 from schemas import subjects
 from schemas.drift import DriftEvent
-from schemas.plan import HostPlan, Layer
+from schemas.host_objects import Layer
+from schemas.plan import HostPlan
 from schemas.topology import Topology, decode_topology
 from schemas.values import wire_name
 from services.cli import files, records

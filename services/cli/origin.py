@@ -9,7 +9,8 @@ from typing import Literal
 from msgspec import Struct
 
 from schemas.drift import DriftEvent
-from schemas.plan import HostPlan, NftObject, PlanObject, digest_of
+from schemas.host_objects import NftObject, PlanObject
+from schemas.plan import HostPlan, digest_of
 from schemas.status import ApplyReport
 from schemas.topology import KINDS, Topology
 from schemas.values import wire_name

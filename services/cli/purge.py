@@ -15,7 +15,8 @@ from cyclopts import App, Parameter
 from msgspec import Struct
 from rich.markup import escape
 
-from schemas.plan import HostPlan, Layer
+from schemas.host_objects import Layer
+from schemas.plan import HostPlan
 from schemas.status import ApplyReport
 from schemas.values import Name, wire_name
 from services.applier.core import Applier

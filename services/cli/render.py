@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from schemas.plan import (
+from schemas.host_objects import (
     MAIN_TABLE,
     OWN_PROTOCOL,
     GeneveLink,
-    HostPlan,
     LinkAddress,
     NftChain,
     NftElement,
@@ -22,6 +21,7 @@ from schemas.plan import (
     WireguardLink,
     WireguardPeer,
 )
+from schemas.plan import HostPlan
 from schemas.values import IPV6
 from services.kernel.nft.statements import element_text, rule_text
 from services.kernel.nft.text import chain_line, set_line, table_text

@@ -17,7 +17,7 @@ from collections.abc import Container, Mapping
 from pyroute2.netlink.rtnl import RTM_GETADDR
 from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_NODAD, ifaddrmsg
 
-from schemas.plan import LinkAddress
+from schemas.host_objects import LinkAddress
 from schemas.values import IPV4, IPV6, SOCKET_FAMILY, Address, Prefix
 from services.kernel.failures import mapped, unreadable
 from services.kernel.links import Device

@@ -23,7 +23,7 @@ from typing import Literal, Self
 
 from msgspec import Struct
 
-from schemas.plan import OWN_TABLE_PREFIX
+from schemas.host_objects import OWN_TABLE_PREFIX
 from services.kernel.netlink import BE32, NETLINK_NETFILTER, NETLINK_ROUTE, attributes, messages_with_sender, text_of
 from services.kernel.nft.text import SCRATCH_PREFIX
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from schemas.plan import (
+from schemas.host_objects import (
     MAIN_TABLE,
     GeneveLink,
     Layer,

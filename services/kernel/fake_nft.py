@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from schemas.host_objects import NftChain, NftElement, NftSet, NftTable
 from schemas.nft import Verdict
-from schemas.plan import NftChain, NftElement, NftSet, NftTable
 from schemas.values import Prefix
 from services.kernel.nft.listing import canonical_element
 from services.kernel.nft.statements import rule_text

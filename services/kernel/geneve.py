@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pyroute2.netlink.rtnl.ifinfmsg.plugins.geneve import geneve
 
-from schemas.plan import GeneveLink
+from schemas.host_objects import GeneveLink
 from schemas.values import IPV6, Address, Mac
 from services.kernel.pyroute import Message, choosing
 

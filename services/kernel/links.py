@@ -18,7 +18,7 @@ from pyroute2.iproute.linux import AsyncIPRoute
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from schemas.plan import OWN_ALIAS, GeneveLink, OverlayLink, VxlanLink
+from schemas.host_objects import OWN_ALIAS, GeneveLink, OverlayLink, VxlanLink
 from services.kernel import geneve, vxlan
 from services.kernel.failures import mapped, missing_kind, unreadable
 from services.kernel.netlink import NetlinkError

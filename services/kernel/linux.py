@@ -14,17 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from schemas.plan import (
-    Layer,
-    LinkAddress,
-    NftChain,
-    OverlayLink,
-    PlanObject,
-    Route,
-    Sysctl,
-    WireguardLink,
-    WireguardPeer,
-)
+from schemas.host_objects import Layer, LinkAddress, NftChain, OverlayLink, PlanObject, Route, Sysctl, WireguardLink, WireguardPeer
 from schemas.status import Capabilities
 from schemas.values import Key
 from services.kernel.addresses import Addresses

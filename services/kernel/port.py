@@ -1,7 +1,7 @@
 """The interface to one host's kernel. All calls block; the caller runs them in one thread and never two at once.
 
 A kernel is one network namespace: the one the process is in. Own objects are recognised after a restart by name and number alone
-(``schemas.plan``: table prefix, route and rule protocol, link alias); anything else is never listed, changed or removed.
+(``schemas.host_objects``: table prefix, route and rule protocol, link alias); anything else is never listed, changed or removed.
 
 Errors are those of ``services.runtime.errors``: `Waiting` when a link or address that the object needs is not there, `Conflict` when
 somebody else's object is in the way, `Permanent` when the kernel says that the object is wrong, `OutcomeUnknown` when the answer was lost.
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from schemas.plan import Layer, PlanObject
+from schemas.host_objects import Layer, PlanObject
 from schemas.status import Capabilities
 from schemas.values import Address, Key
 from services.kernel.transaction import Change, Marker, Observed

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from schemas.plan import OWN_PROTOCOL, NextHop, Route
+from schemas.host_objects import OWN_PROTOCOL, NextHop, Route
 from schemas.routes import RouteType, Scope
 from schemas.values import FAMILIES, IPV4, IPV6, SOCKET_FAMILY, Address, Family, Prefix
 from services.kernel.failures import mapped, unreadable

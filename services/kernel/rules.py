@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import struct
 
-from schemas.plan import OWN_PROTOCOL, PolicyRule
+from schemas.host_objects import OWN_PROTOCOL, PolicyRule
 from schemas.values import FAMILIES, SOCKET_FAMILY, Prefix
 from services.kernel.failures import mapped, unreadable
 from services.kernel.netlink import (

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from schemas.plan import PlanObject, Sysctl
+from schemas.host_objects import PlanObject, Sysctl
 from services.kernel.failures import mapped, unreadable
 from services.kernel.transaction import Change
 from services.runtime.errors import MeshmarkError, Permanent, Waiting

@@ -10,8 +10,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from schemas.host_objects import Layer, NftChain, NftElement, NftSet, PlanObject
 from schemas.nft import Match, Nat, Rule, VerdictMap
-from schemas.plan import Layer, NftChain, NftElement, NftSet, PlanObject
 
 
 class ListedChain(Struct, frozen=True):

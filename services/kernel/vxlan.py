@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pyroute2.netlink.rtnl.ifinfmsg.plugins.vxlan import vxlan
 
-from schemas.plan import VxlanLink
+from schemas.host_objects import VxlanLink
 from schemas.values import IPV4, IPV6, Address, Mac
 from services.kernel.pyroute import Message, choosing
 

@@ -16,7 +16,7 @@ import errno
 from collections.abc import Mapping
 from pathlib import Path
 
-from schemas.plan import PlanObject, WireguardLink, WireguardPeer
+from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
 from schemas.values import Endpoint, Key, Prefix
 from services.kernel.curve25519 import new_private_key, public_key
 from services.kernel.failures import mapped, unreadable

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from schemas.firewall import FirewallChain, FirewallConfiguration, FirewallMatch, FirewallRule, NoTrack
+from schemas.host_objects import MAIN_TABLE, Route
 from schemas.objects import HostSelector
-from schemas.plan import MAIN_TABLE, HostPlan, Route
+from schemas.plan import HostPlan
 from schemas.topology import Peering, Topology
 from schemas.values import Name, Prefix
 from services.applier.core import Applier

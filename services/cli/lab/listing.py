@@ -6,7 +6,7 @@ import json
 import subprocess
 from typing import Any
 
-from schemas.plan import OWN_ALIAS, OWN_PROTOCOL, OWN_TABLE_PREFIX
+from schemas.host_objects import OWN_ALIAS, OWN_PROTOCOL, OWN_TABLE_PREFIX
 from schemas.values import FAMILIES, IPV4, Family
 from services.runtime.errors import Permanent
 

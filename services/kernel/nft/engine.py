@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import nftables
 
-from schemas.plan import OWN_TABLE_PREFIX, NftElement, PlanObject
+from schemas.host_objects import OWN_TABLE_PREFIX, NftElement, PlanObject
 from services.kernel.netlink import NETLINK_NETFILTER, NetlinkError, NetlinkSocket, attributes, text_of
 from services.kernel.nft.listing import marker_of, table_objects
 from services.kernel.nft.text import MARKER_TABLE, SCRATCH_PREFIX, Context, Path, batch_text, needs_refill, path

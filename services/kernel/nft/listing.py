@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from schemas.plan import NftElement, NftSet, NftTable, PlanObject
+from schemas.host_objects import NftElement, NftSet, NftTable, PlanObject
 from services.kernel.transaction import Held, Listed, ListedChain, Marker
 
 _KNOWN_FLAGS = {"interval"}

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from schemas.plan import NftChain, NftElement, NftSet, NftTable, PlanObject
+from schemas.host_objects import NftChain, NftElement, NftSet, NftTable, PlanObject
 from services.kernel.namespace import enter_new_network
 from services.kernel.nft.engine import LibNftables
 from services.kernel.nft.listing import canonical_element, table_objects

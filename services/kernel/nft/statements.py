@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from schemas.host_objects import NftChain, NftElement, NftSet
 from schemas.nft import (
     ClampMss,
     Comment,
@@ -26,7 +27,6 @@ from schemas.nft import (
     Verdict,
     VerdictMap,
 )
-from schemas.plan import NftChain, NftElement, NftSet
 from schemas.values import IPV6, Address
 
 _NAME_SELECTORS = ("iifname", "oifname", "fib saddr . mark oifname")

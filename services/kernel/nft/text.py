@@ -23,7 +23,7 @@ from itertools import groupby
 from msgspec import Struct
 from msgspec.structs import replace
 
-from schemas.plan import OWN_TABLE_PREFIX, NftChain, NftElement, NftSet, NftTable, PlanObject
+from schemas.host_objects import OWN_TABLE_PREFIX, NftChain, NftElement, NftSet, NftTable, PlanObject
 from schemas.values import Address
 from services.kernel.nft.statements import chain_header, element_text, is_address, is_name, rule_text, set_header
 from services.kernel.transaction import Change, Held, Listed, ListedChain, Marker, is_recreated_set

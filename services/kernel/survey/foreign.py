@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from schemas.plan import MAIN_TABLE, OWN_ALIAS, OWN_PROTOCOL
+from schemas.host_objects import MAIN_TABLE, OWN_ALIAS, OWN_PROTOCOL
 from services.kernel.netlink import U32, Attributes, NetlinkError, NetlinkSocket, attribute, attributes, number_of, text_of
 from services.kernel.survey.values import ForeignRoutes, ForeignRule, LinkSeen, Uplink
 

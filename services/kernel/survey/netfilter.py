@@ -15,7 +15,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.plan import OWN_TABLE_PREFIX
+from schemas.host_objects import OWN_TABLE_PREFIX
 from services.kernel.netlink import BE32, NETLINK_NETFILTER, Attributes, NetlinkSocket, attributes, text_of
 from services.kernel.survey.values import Filter, MarkUse, Netfilter
 

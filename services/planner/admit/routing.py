@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from schemas.plan import MAIN_TABLE
+from schemas.host_objects import MAIN_TABLE
 from schemas.routing import ALL_TUNNELS, PublishedRoute, PublishedRule, RouteConfiguration
 from schemas.routing_check import families, mark, match_prefix, metric
 from schemas.values import Address, Prefix

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from schemas.host_objects import MAIN_TABLE, NftElement, NftSet, PlanObject, PolicyRule
 from schemas.nft import Hook, Match, Rule, Verdict
-from schemas.plan import MAIN_TABLE, NftElement, NftSet, PlanObject, PolicyRule
 from schemas.topology import Cluster
 from schemas.values import FAMILIES, Prefix
 from services.planner import layout

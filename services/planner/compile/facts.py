@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from schemas.plan import NextHop
+from schemas.host_objects import NextHop
 from schemas.values import Family, Prefix
 from services.planner import names
 from services.planner.allocate import Allocations, peering_id

@@ -36,6 +36,7 @@ from schemas.firewall import (
     SourceNat,
 )
 from schemas.firewall_check import set_name, values_of
+from schemas.host_objects import NftChain, NftElement, NftSet, NftTable, PlanObject
 from schemas.nft import (
     ClampMss,
     Comment,
@@ -53,7 +54,6 @@ from schemas.nft import (
 )
 from schemas.nft import Masquerade as MasqueradeStatement
 from schemas.nft import Reject as RejectStatement
-from schemas.plan import NftChain, NftElement, NftSet, NftTable, PlanObject
 from services.planner import names
 from services.planner.allocate import Allocations
 from services.planner.compile import control

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, SetMark, Verdict, VerdictMap
-from schemas.plan import (
+from schemas.host_objects import (
     GUARD_METRIC,
     MAIN_TABLE,
     GeneveLink,
@@ -38,6 +37,7 @@ from schemas.plan import (
     WireguardLink,
     WireguardPeer,
 )
+from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, SetMark, Verdict, VerdictMap
 from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Pod
 from schemas.values import IPV4, IPV6, Address, Endpoint, Family, Mac, Prefix
 from services.planner import layout, names

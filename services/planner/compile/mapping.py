@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from schemas.plan import NextHop, NftElement, PlanObject, Route
+from schemas.host_objects import NextHop, NftElement, PlanObject, Route
 from schemas.topology import IpMapping
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from schemas.host_objects import MAIN_TABLE, NextHop, NftChain, NftElement, NftSet, NftTable, PlanObject, PolicyRule, Route, Sysctl
 from schemas.nft import Counter, Masquerade, Match, Nat, Verdict
-from schemas.plan import MAIN_TABLE, NextHop, NftChain, NftElement, NftSet, NftTable, PlanObject, PolicyRule, Route, Sysctl
 from schemas.topology import Cluster, Node
 from schemas.values import Address, Family, Prefix
 from services.planner import layout, names

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
 from schemas.objects import PassThrough
-from schemas.plan import Entry, HostPlan, PlanObject, SummedUnit, WireguardLink, WireguardPeer
+from schemas.plan import Entry, HostPlan, SummedUnit
 from schemas.topology import DriftPolicy, Gateway, IpMapping, Node, Pod, Topology
 from schemas.values import Name
 from services.planner.allocate import Allocations

@@ -12,8 +12,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from schemas.firewall import FirewallConfiguration
+from schemas.host_objects import PlanObject
 from schemas.objects import HostSelector, PassThrough
-from schemas.plan import Entry, PlanObject, SummedUnit
+from schemas.plan import Entry, SummedUnit
 from schemas.routing import RouteConfiguration
 from schemas.topology import Gateway, Node
 from services.planner.allocate import Allocations

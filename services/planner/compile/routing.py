@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import product
 
+from schemas.host_objects import NextHop, PlanObject, PolicyRule, Route
 from schemas.objects import ORDER_LIMIT
-from schemas.plan import NextHop, PlanObject, PolicyRule, Route
 from schemas.routing import ALL_TUNNELS, PublishedRoute, PublishedRule, RouteConfiguration
 from schemas.routing_check import families, mark, match_prefix
 from schemas.values import FAMILIES

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 
 from schemas.firewall import FirewallConfiguration
-from schemas.plan import PlanObject
+from schemas.host_objects import PlanObject
 from schemas.topology import convert_topology
 from services.kernel.namespace import enter_new_network
 from services.kernel.nft.engine import LibNftables

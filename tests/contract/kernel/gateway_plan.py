@@ -1,7 +1,6 @@
 """A gateway-like plan for the contract suite: every layer, every kind of nft statement."""
 
-from schemas.nft import ClampMss, Counter, Masquerade, Match, Nat, Notrack, SetMark, Verdict, VerdictMap
-from schemas.plan import (
+from schemas.host_objects import (
     GUARD_METRIC,
     MAIN_TABLE,
     LinkAddress,
@@ -18,6 +17,7 @@ from schemas.plan import (
     WireguardLink,
     WireguardPeer,
 )
+from schemas.nft import ClampMss, Counter, Masquerade, Match, Nat, Notrack, SetMark, Verdict, VerdictMap
 from schemas.values import IPV6, Address, Endpoint, Key, Mac, Prefix
 from services.kernel.curve25519 import public_key
 

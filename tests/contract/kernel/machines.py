@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from schemas.plan import NftTable, PlanObject, PolicyRule, Route, VxlanLink
+from schemas.host_objects import NftTable, PlanObject, PolicyRule, Route, VxlanLink
 from schemas.values import Address, Mac, Prefix
 from services.kernel.fake import FakeHost, FakeKernel
 from services.kernel.linux import LinuxKernel

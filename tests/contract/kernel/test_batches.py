@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from schemas.host_objects import NftChain, NftElement, NftSet, NftTable, PlanObject, Sysctl
 from schemas.nft import Counter, Match, Verdict, VerdictMap
-from schemas.plan import NftChain, NftElement, NftSet, NftTable, PlanObject, Sysctl
 from services.kernel.transaction import Change, Marker, changes, with_dependents
 from services.runtime.errors import Conflict, MeshmarkError, Permanent
 from tests.contract.kernel.machines import Machine, differences

@@ -8,17 +8,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from schemas.plan import (
-    GUARD_METRIC,
-    LinkAddress,
-    NftChain,
-    NftElement,
-    NftTable,
-    PlanObject,
-    PolicyRule,
-    Route,
-    WireguardPeer,
-)
+from schemas.host_objects import GUARD_METRIC, LinkAddress, NftChain, NftElement, NftTable, PlanObject, PolicyRule, Route, WireguardPeer
 from schemas.values import Address, Prefix
 from services.kernel.fake import FakeHost
 from services.kernel.transaction import Change, Listed, ListedChain

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from schemas.codec import DecodeError
 from schemas.firewall import FirewallConfiguration
 from schemas.firewall_values import identifier
-from schemas.plan import NftElement, NftTable
+from schemas.host_objects import NftElement, NftTable
 from services.kernel.nft.text import table_text
 from services.kernel.transaction import changes
 from services.runtime.errors import Permanent

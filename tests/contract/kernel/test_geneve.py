@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from schemas.plan import GeneveLink, LinkAddress, NextHop, PlanObject, Route, VxlanLink
+from schemas.host_objects import GeneveLink, LinkAddress, NextHop, PlanObject, Route, VxlanLink
 from schemas.values import Address, Mac, Prefix
 from services.kernel.transaction import Change
 from services.runtime.errors import Conflict, Permanent

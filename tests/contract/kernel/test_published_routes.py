@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.plan import Entry, HostPlan, LinkAddress, NextHop, PlanObject, SummedUnit, VxlanLink
+from schemas.host_objects import LinkAddress, NextHop, PlanObject, VxlanLink
+from schemas.plan import Entry, HostPlan, SummedUnit
 from schemas.routing import RouteConfiguration
 from schemas.values import IPV4, IPV6, Address, Mac, Name
 from services.applier.steps import order

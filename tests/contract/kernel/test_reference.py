@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from schemas.host_objects import NftChain, NftSet, NftTable, PlanObject
 from schemas.nft import Match, Verdict
-from schemas.plan import NftChain, NftSet, NftTable, PlanObject
 from services.kernel.events import EventSource, KernelEvent
 from services.kernel.namespace import enter_new_network
 from services.kernel.nft import reference

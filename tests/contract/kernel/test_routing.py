@@ -8,7 +8,8 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from schemas.plan import LinkAddress, NextHop, PlanObject, PolicyRule, Route, Scope, VxlanLink
+from schemas.host_objects import LinkAddress, NextHop, PlanObject, PolicyRule, Route, VxlanLink
+from schemas.routes import Scope
 from schemas.values import IPV4, Address, Family, Mac, Prefix
 from services.kernel.fake import FakeHost
 from services.kernel.transaction import Change, Listed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.plan import PlanObject, WireguardLink, unit_tag
+from schemas.host_objects import PlanObject, WireguardLink
+from schemas.plan import unit_tag
 from services.kernel.transaction import Change, Marker, changes
 from tests.contract.kernel.gateway_plan import tunnel
 from tests.contract.kernel.machines import Machine, converge, differences, make

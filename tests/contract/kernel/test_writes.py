@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from schemas.plan import (
+from schemas.host_objects import (
     LinkAddress,
     NextHop,
     NftTable,

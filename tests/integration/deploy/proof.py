@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from schemas.host_objects import LinkAddress, NftChain, NftElement, NftSet, NftTable, PolicyRule, Route, Sysctl, VxlanLink
 from schemas.nft import Counter, Match, SetMark
-from schemas.plan import LinkAddress, NftChain, NftElement, NftSet, NftTable, PolicyRule, Route, Sysctl, VxlanLink
 from schemas.values import Address, Mac, Prefix
 from services.kernel.linux import LinuxKernel
 from services.kernel.transaction import Change, Marker, changes, repairs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.plan import PlanObject
+from schemas.host_objects import PlanObject
 from tests.contract.kernel.gateway_plan import gateway_plan
 from tests.contract.kernel.machines import LinuxMachine
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from schemas.plan import LinkAddress, PlanObject, Sysctl, VxlanLink, WireguardLink, WireguardPeer
+from schemas.host_objects import LinkAddress, PlanObject, Sysctl, VxlanLink, WireguardLink, WireguardPeer
 from schemas.values import IPV6, Address, Endpoint, Mac, Prefix
 from services.kernel.events import listening, route_events
 from services.kernel.netlink import NETLINK_ROUTE

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from schemas.host_objects import NftChain, NftElement, PlanObject
 from schemas.nft import Match, Verdict
-from schemas.plan import NftChain, NftElement, PlanObject
 from services.kernel.nft import reference
 from services.kernel.nft.engine import LibNftables
 from services.kernel.nft.reference import Reference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.plan import NftElement
+from schemas.host_objects import NftElement
 from schemas.topology import IpMapping
 from schemas.values import Address, Name
 from services.applier.flows import stale_flows, touches_nat

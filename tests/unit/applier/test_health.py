@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas.plan import LinkAddress, NextHop, Route, WireguardLink, WireguardPeer
+from schemas.host_objects import LinkAddress, NextHop, Route, WireguardLink, WireguardPeer
 from schemas.values import Address, Endpoint, Key, Prefix
 from services.applier.health import (
     GRACE_S,

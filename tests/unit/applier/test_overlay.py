@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from schemas.plan import GeneveLink, HostPlan, LinkAddress, Route, VxlanLink
+from schemas.host_objects import GeneveLink, LinkAddress, Route, VxlanLink
+from schemas.plan import HostPlan
 from services.applier.core import Applier
 from services.applier.steps import order
 from services.kernel.fake import FakeHost, FakeKernel

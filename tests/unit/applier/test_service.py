@@ -15,7 +15,8 @@ import structlog
 from schemas import codec
 from schemas.commands import Repair, Settled
 from schemas.epochs import first_epoch
-from schemas.plan import HostPlan, NftElement, PolicyRule, Route, VxlanLink, WireguardLink, unit_tag
+from schemas.host_objects import NftElement, PolicyRule, Route, VxlanLink, WireguardLink
+from schemas.plan import HostPlan, unit_tag
 from schemas.status import TunnelHealth
 from schemas.topology import PublicKey
 from services.applier import health, reports, service, watch

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.plan import Entry, HostPlan, LinkAddress, NextHop, NftElement, PolicyRule, Route, VxlanLink, WireguardLink, unit_tag
+from schemas.host_objects import LinkAddress, NextHop, NftElement, PolicyRule, Route, VxlanLink, WireguardLink
+from schemas.plan import Entry, HostPlan, unit_tag
 from schemas.status import DeadTunnel, TunnelHealth
 from schemas.topology import Topology
 from schemas.values import Address, Name, Prefix

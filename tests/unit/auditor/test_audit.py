@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from schemas.drift import Suspect
-from schemas.plan import HostPlan, NftChain, NftElement, NftTable, PolicyRule, Route
+from schemas.host_objects import NftChain, NftElement, NftTable, PolicyRule, Route
+from schemas.plan import HostPlan
 from schemas.values import Prefix
 from services.applier.core import Applier
 from services.auditor.compare import LAYERS, MARKER_KEY, Finding, View, compare

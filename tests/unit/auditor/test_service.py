@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from schemas import codec, subjects
 from schemas.commands import Settled
-from schemas.plan import HostPlan, PolicyRule, Route
+from schemas.host_objects import PolicyRule, Route
+from schemas.plan import HostPlan
 from schemas.status import ApplyReport, DeadTunnel, TunnelHealth
 from schemas.values import Prefix
 from services.applier.core import Applier

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from schemas.plan import NftTable
+from schemas.host_objects import NftTable
 from services.applier.core import Applier
 from services.cli.purge import Purged, _show, held, remove
 from services.kernel.fake import FakeHost, FakeKernel

@@ -6,7 +6,8 @@ import errno
 
 import pytest
 
-from schemas.plan import NftTable, Sysctl, unit_tag
+from schemas.host_objects import NftTable, Sysctl
+from schemas.plan import unit_tag
 from services.kernel.failures import mapped
 from services.kernel.fake import FakeHost, FakeKernel
 from services.kernel.netlink import NetlinkError, attribute, attributes, message, messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from schemas.plan import GeneveLink, OverlayLink, VxlanLink
+from schemas.host_objects import GeneveLink, OverlayLink, VxlanLink
 from schemas.values import Address, Mac
 from services.kernel.links import _LINK, _changeable, _decode, _is_adoptable, held_overlay
 from services.kernel.pyroute import Message

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from schemas.plan import NftElement, NftSet, NftTable
+from schemas.host_objects import NftElement, NftSet, NftTable
 from services.kernel.nft.engine import mapped
 from services.kernel.nft.listing import marker_of, rule_form, table_objects, value_text
 from services.kernel.transaction import Listed, ListedChain, Marker

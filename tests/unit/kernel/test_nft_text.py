@@ -6,6 +6,7 @@ from textwrap import dedent
 
 import pytest
 
+from schemas.host_objects import LinkAddress, NftChain, NftElement, NftSet, NftTable, PlanObject
 from schemas.nft import (
     ClampMss,
     Comment,
@@ -23,7 +24,6 @@ from schemas.nft import (
     Verdict,
     VerdictMap,
 )
-from schemas.plan import LinkAddress, NftChain, NftElement, NftSet, NftTable, PlanObject
 from schemas.values import IPV6, Address
 from services.kernel.nft.statements import element_text, rule_text
 from services.kernel.nft.text import Context, batch_text, needs_refill, table_text

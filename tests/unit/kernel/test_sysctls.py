@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.plan import Sysctl
+from schemas.host_objects import Sysctl
 from services.kernel.sysctls import Sysctls
 from services.kernel.transaction import Change
 from services.runtime.errors import Permanent, Waiting

@@ -8,7 +8,7 @@ import errno
 import pytest
 from pyroute2.netlink.generic.wireguard import AsyncWireGuard, wgmsg
 
-from schemas.plan import WireguardPeer
+from schemas.host_objects import WireguardPeer
 from schemas.values import Endpoint, Key, Prefix
 from services.kernel import uapi
 from services.kernel.curve25519 import clamped, multiply, new_private_key, public_key

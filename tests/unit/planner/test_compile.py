@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas.plan import HostPlan, NftChain, PolicyRule, Route, VxlanLink, WireguardLink, WireguardPeer, diff_units, digest_of, unit_digest
+from schemas.host_objects import NftChain, PolicyRule, Route, VxlanLink, WireguardLink, WireguardPeer
+from schemas.plan import HostPlan, diff_units, digest_of, unit_digest
 from schemas.topology import IpMapping, Peering, Topology
 from schemas.values import Address, Endpoint, Name, Prefix
 from services.cli.files import load

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.firewall import FirewallChain, FirewallConfiguration
-from schemas.plan import MAIN_TABLE, NftChain, NftElement, PolicyRule
+from schemas.host_objects import MAIN_TABLE, NftChain, NftElement, PolicyRule
 from schemas.topology import Cluster, Topology
 from schemas.values import Name, Prefix
 from services.planner.core import Core

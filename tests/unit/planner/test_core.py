@@ -9,7 +9,8 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from schemas.codec import decode, encode
-from schemas.plan import HostPlan, PlanDiff, Route, WireguardLink, unit_digest
+from schemas.host_objects import Route, WireguardLink
+from schemas.plan import HostPlan, PlanDiff, unit_digest
 from schemas.snapshot import Chunks, join
 from schemas.status import ApplyReport, UnitReport
 from schemas.topology import Cluster, Peering, PeeringEnd, Topology

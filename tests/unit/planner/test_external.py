@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from schemas import codec
 from schemas.codec import DecodeError
-from schemas.plan import HostPlan, NftElement, Route
+from schemas.host_objects import NftElement, Route
+from schemas.plan import HostPlan
 from schemas.topology import IpMapping, Topology, convert_topology
 from schemas.values import Address, Name, Prefix
 from services.cli.files import load

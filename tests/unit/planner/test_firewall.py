@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.firewall import FirewallConfiguration
-from schemas.plan import NftChain, NftElement, NftSet, diff_units
+from schemas.host_objects import NftChain, NftElement, NftSet
+from schemas.plan import diff_units
 from schemas.topology import Topology
 from services.cli.files import load
 from services.cli.render import plan_text

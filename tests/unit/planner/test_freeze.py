@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.plan import Entry, HostPlan, Sysctl, diff_units, unit_tag
+from schemas.host_objects import Sysctl
+from schemas.plan import Entry, HostPlan, diff_units, unit_tag
 from schemas.status import Freeze
 from schemas.values import Name
 from services.planner.freeze import FLOOR, WINDOW_S, Freezer

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from schemas.plan import GeneveLink, HostPlan, NftChain, OverlayLink, VxlanLink, diff_units
+from schemas.host_objects import GeneveLink, NftChain, OverlayLink, VxlanLink
+from schemas.plan import HostPlan, diff_units
 from schemas.topology import Topology
 from services.cli.render import plan_text
 from services.planner.core import Core

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from schemas.codec import encode
-from schemas.plan import NftElement
+from schemas.host_objects import NftElement
 from schemas.status import Refusal
 from schemas.topology import Cluster, Peering, PeeringEnd, Topology
 from schemas.values import Address, Endpoint, Name, Prefix

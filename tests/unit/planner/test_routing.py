@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from schemas.host_objects import NextHop, PlanObject, PolicyRule, Route
 from schemas.objects import HostSelector
-from schemas.plan import NextHop, PlanObject, PolicyRule, Route, diff_units
+from schemas.plan import diff_units
 from schemas.topology import Topology
 from schemas.values import Address, Name, Prefix
 from services.cli.files import load

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas import codec
-from schemas.plan import VxlanLink
+from schemas.host_objects import VxlanLink
 from schemas.topology import Topology
 from schemas.values import Name
 from services.planner.core import Core, Said

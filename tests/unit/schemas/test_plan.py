@@ -10,34 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import codec
-from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, SetMark, Verdict, VerdictMap
-from schemas.plan import (
+from schemas.host_objects import (
     GUARD_METRIC,
     MAIN_TABLE,
-    Entry,
-    HostPlan,
     LinkAddress,
     NextHop,
     NftChain,
     NftElement,
     NftSet,
     NftTable,
-    PlanDiff,
     PlanObject,
     PolicyRule,
     Route,
-    SnapshotChunk,
-    SnapshotHead,
     Sysctl,
-    Unit,
-    UnitDiff,
     VxlanLink,
     WireguardLink,
     WireguardPeer,
-    apply_diff,
-    diff_units,
-    unit_digest,
 )
+from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, SetMark, Verdict, VerdictMap
+from schemas.plan import Entry, HostPlan, PlanDiff, SnapshotChunk, SnapshotHead, Unit, UnitDiff, apply_diff, diff_units, unit_digest
 from schemas.values import Address, Endpoint, Key, Mac, Name, Prefix
 
 KEY = Key("A" * 43 + "=")

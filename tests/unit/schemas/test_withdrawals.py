@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.plan import NextHop, Route
+from schemas.host_objects import NextHop, Route
 from schemas.values import Address, Prefix
 from schemas.withdrawals import living_hops, without
 
