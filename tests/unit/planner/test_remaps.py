@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from schemas.codec import encode
 from schemas.host_objects import NftElement
 from schemas.status import Refusal
 from schemas.topology import Cluster, Peering, PeeringEnd, Topology
-from schemas.values import Address, Endpoint, Name, Prefix
+from schemas.values import Address, Name, Prefix
 from services.planner.compile import compile_all
 from services.planner.core import Core, Said
 from services.planner.remaps import first_free
 from services.planner.state import Attachment, State, seen_prefixes
-from tests.topologies import ROME_GATEWAY, cluster, gateway, node, peering, said, settled_plans, tell, two_clusters
+from tests.topologies import ROME_GATEWAY, cluster, gateway, node, peering, settled_plans, tell, two_clusters
 
 POOL = Prefix("10.96.0.0/12")
 
@@ -247,50 +245,6 @@ def exclusive_in_rome(prefix: Prefix) -> list[Topology]:
     return [home, gateway("rome", "second", 40), gateway("turin", host=40), joint]
 
 
-CONTENDERS = {
-    "a given remap": exclusive_in_rome,
-    "an external prefix of the cluster": lambda prefix: [
-        pooled("rome", "10.128.0.0/12", external_prefixes=(Prefix("10.70.0.0/16"), prefix)),
-    ],
-    "a reservation": lambda prefix: [pooled("rome", reserved=(prefix,))],
-    "a node": lambda prefix: [node("extra", 9, addresses=(prefix.address(9),))],
-    "the far gateway": lambda prefix: [gateway("milan", address=prefix.address(9))],
-    "the far endpoint": lambda prefix: [
-        peering(ends=(bare().ends[0], replace(bare().ends[1], endpoint=Endpoint(f"{prefix.address(9)}:51840"))))
-    ],
-}
-
-
-@pytest.mark.parametrize("case", CONTENDERS)
-def test_who_wants_what_was_given_out_is_refused(case: str) -> None:
-    """An allocated remap is as established as a given one: it does not move, and what overlaps it is refused, naming both."""
-    core = Core()
-    tell(core, joined())
-    before = allocated(core)
-    others = CONTENDERS[case](before)
-    (refusal,) = tell(core, others, first=50).refused
-    if case != "the far endpoint":
-        assert refusal.other == bare().ref
-    assert str(before) in refusal.reason
-    assert allocated(core) == before
-
-
-@pytest.mark.parametrize("case", CONTENDERS)
-def test_the_pool_goes_around_what_is_established(case: str) -> None:
-    """The same, the other way round: what would be given out first is in use, and the peering gets another."""
-    core = Core()
-    tell(core, joined())
-    before = allocated(core)
-    second = Core()
-    others = CONTENDERS[case](before)
-    items = {item.ref: item for item in [*joined(), *others]}
-    last = items.pop(bare().ref)
-    tell(second, [*items.values(), last])
-    assert bare().ref in second.state.objects
-    assert allocated(second) != before
-    assert overlaps(second) == []
-
-
 def test_a_peering_that_comes_back_has_its_remap_again() -> None:
     """What is given back is kept, over a restart too; deleting twice changes nothing."""
     core = Core()
@@ -302,20 +256,6 @@ def test_a_peering_that_comes_back_has_its_remap_again() -> None:
     assert again.allocations.take_changes() == []
     tell(again, [bare()], first=60)
     assert remaps(again) == before
-
-
-@pytest.mark.parametrize("case", [case for case in CONTENDERS if case != "the far endpoint"])
-def test_what_is_only_kept_makes_room(case: str) -> None:
-    """While its peering is gone, a remap stands in nobody's way; when the peering is back, it gets another."""
-    core = Core()
-    tell(core, joined())
-    before = allocated(core)
-    delete(core, bare().ref, 50)
-    assert tell(core, CONTENDERS[case](before), first=60).refused == []
-    assert tell(core, [bare()], first=70).refused == []
-    assert allocated(core) != before
-    assert overlaps(core) == []
-    assert remaps(restarted(core)) == remaps(core)
 
 
 def test_pools_move_nothing_that_is_in_use_and_take_back_what_is_kept() -> None:
@@ -436,66 +376,8 @@ def test_the_first_free_prefix(pools: list[str], length: int, start: int, blocke
 
 # Any order -------------------------------------------------------------------------------------------------------------------------------
 
+
 HUB = [pooled("milan", "10.96.0.0/11", pod_prefixes=(Prefix("10.9.0.0/16"),), external_prefixes=()), node("m", 9, "milan", pod_prefixes=())]
-SPOKES = [item for number in range(4) for item in outside(f"c{number}", "10.9.0.0/16", number)]
-OFTEN: list[Topology] = [*HUB, *SPOKES]
-
-
-def test_the_spokes_contend_for_nothing() -> None:
-    """What the property below rests on: no two of these peerings begin with the same prefix."""
-    core = Core()
-    tell(core, OFTEN)
-    assert len(core.state.peerings) == 4
-    for item in core.state.peerings.values():
-        alone = Core()
-        tell(alone, [*HUB, *outside(item.ends[1].cluster, "10.9.0.0/16", int(item.ends[1].cluster[1:]))])
-        assert remaps(alone).items() <= remaps(core).items()
-
-
-@settings(max_examples=60)
-@given(st.permutations(range(len(OFTEN))), st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8))
-def test_any_order_gives_the_same_remaps(order: list[int], late: list[tuple[int, int]]) -> None:
-    """Events in any order, with old ones redelivered in between, lead to one map; a planner that starts anew has it too."""
-    events = [said(OFTEN[place], sequence) for sequence, place in enumerate(order, 1)]
-    for at, which in late:
-        events.insert(at % len(events), events[which % len(events)])
-    core, straight = Core(), Core()
-    for event in events:
-        core.hear([event])
-        assert overlaps(core) == []
-    tell(straight, OFTEN)
-    assert remaps(core) == remaps(straight) == remaps(restarted(core))
-
-
-TROUBLE: list[Topology] = [
-    *joined(),
-    peering(),
-    *exclusive_in_rome(Prefix("10.97.0.0/16")),
-    *exclusive_in_rome(Prefix("10.200.0.0/16"))[-1:],
-    pooled("rome", "10.96.0.0/14"),
-    pooled("rome", "10.96.0.0/15", reserved=(Prefix("10.96.0.0/16"),)),
-    pooled("rome", "10.100.0.0/14", external_prefixes=(Prefix("10.98.0.0/16"),)),
-    pooled("milan", pod_prefixes=(Prefix("10.200.0.0/16"), Prefix("10.70.0.0/16")), external_prefixes=()),
-    cluster("rome"),
-    node("worker-1", 1, addresses=(Address("10.97.3.3"),)),
-    gateway("milan", address=Address("10.99.0.9")),
-    peering(ends=(bare().ends[0], peering().ends[1])),
-]
-
-
-@settings(max_examples=150)
-@given(st.lists(st.tuples(st.sampled_from(TROUBLE), st.booleans()), max_size=30))
-def test_no_two_prefixes_in_use_overlap(history: list[tuple[Topology, bool]]) -> None:
-    """After any history of contradictions, deletions and replays, what is in use in a cluster is apart, and a restart changes nothing."""
-    core = Core()
-    tell(core, joined())
-    for sequence, (item, deleted) in enumerate(history, 100):
-        event = said(item, sequence)
-        core.hear([replace(event, payload=b"") if deleted else event])
-        assert overlaps(core) == []
-    again = restarted(core)
-    assert remaps(again) == remaps(core)
-    assert again.allocations.take_changes() == []
 
 
 def test_a_state_on_its_own_sees_what_peers_give() -> None:
