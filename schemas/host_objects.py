@@ -42,12 +42,15 @@ class Sysctl(Struct, **_VALUE, tag="sysctl"):
 
 
 class VxlanLink(Struct, **_VALUE, tag="vxlan"):
-    """A point-to-point VXLAN device from `local` to `remote`, of one family, UDP port `port`, without learning. `mtu` in bytes."""
+    """A VXLAN device from `local` to `remote`, of one family, UDP port `port`, without learning. `mtu` in bytes.
+
+    Without a `remote` it leads to many: each `FdbEntry` says where one Ethernet address is, and what has none goes nowhere.
+    """
 
     name: str
     vni: int
     local: Address
-    remote: Address
+    remote: Address | None
     mac: Mac
     mtu: int
     port: int = 4789
@@ -80,12 +83,16 @@ class GeneveLink(Struct, **_VALUE, tag="geneve"):
 
 
 class WireguardLink(Struct, **_VALUE, tag="wireguard"):
-    """A WireGuard device with the host's private key. `public_key` is the one the planner knows, if any."""
+    """A WireGuard device with the host's private key. `public_key` is the one the planner knows, if any.
+
+    The device's own outer packets have the mark `fwmark`, for policy rules to tell them from what goes in; 0 for none.
+    """
 
     name: str
     listen_port: int
     mtu: int
     public_key: Key | None = None
+    fwmark: int = 0
 
     layer = "link"
 
@@ -95,11 +102,11 @@ class WireguardLink(Struct, **_VALUE, tag="wireguard"):
 
 
 class WireguardPeer(Struct, **_VALUE, tag="peer"):
-    """A peer of a WireGuard device. An `endpoint` that the device learned later is not a difference."""
+    """A peer of a WireGuard device. An `endpoint` that the device learned later is not a difference; with None there is never any."""
 
     link: str
     public_key: Key
-    endpoint: Endpoint
+    endpoint: Endpoint | None
     allowed_ips: tuple[Prefix, ...]
     keepalive_seconds: int = 0
 
@@ -125,6 +132,38 @@ class LinkAddress(Struct, **_VALUE, tag="address"):
     @property
     def key(self) -> str:
         return f"address {self.link} {self.address}/{self.length}"
+
+
+class FdbEntry(Struct, **_VALUE, tag="fdb"):
+    """Where one Ethernet address is: frames to `mac` on the VXLAN device `link` go to the host `remote`. Permanent.
+
+    `mac` is one host's, no group's, and has one entry. Where the device has a remote of its own, its entry for all other addresses is part
+    of the link.
+    """
+
+    link: str
+    mac: Mac
+    remote: Address
+
+    layer = "neighbour"
+
+    @property
+    def key(self) -> str:
+        return f"fdb {self.link} {self.mac}"
+
+
+class Neighbour(Struct, **_VALUE, tag="neighbour"):
+    """The Ethernet address of a neighbour on one of our links. Permanent: nobody is asked for it, by ARP or by neighbour discovery."""
+
+    link: str
+    address: Address
+    mac: Mac
+
+    layer = "neighbour"
+
+    @property
+    def key(self) -> str:
+        return f"neighbour {self.link} {self.address}"
 
 
 class NextHop(Struct, frozen=True, rename="camel"):
@@ -267,5 +306,7 @@ class NftChain(Struct, **_VALUE, tag="chain"):
 NftObject = NftTable | NftSet | NftElement | NftChain
 OverlayLink = VxlanLink | GeneveLink
 Link = OverlayLink | WireguardLink
-PlanObject = Sysctl | Link | WireguardPeer | LinkAddress | Route | PolicyRule | NftObject
-Layer = Literal["sysctl", "link", "address", "wireguard", "nft", "rule", "route"]
+OnLink = LinkAddress | FdbEntry | Neighbour | WireguardPeer
+"""What is on a link, and goes with it."""
+PlanObject = Sysctl | Link | OnLink | Route | PolicyRule | NftObject
+Layer = Literal["sysctl", "link", "address", "neighbour", "wireguard", "nft", "rule", "route"]

@@ -3,13 +3,13 @@
 1. leave    of units that go as a whole: links, then class routes. Their traffic meets `unreachable` from here on.
 2. stage    guards and terminal routes, sysctls, policy rules. None of it moves a packet of the new plan until nft marks it.
 3. commit   all of nftables, with the marker.
-4. connect  links, addresses, WireGuard peers, then class routes; until then, traffic meets `unreachable`. At last open rules.
-5. remove   what is left over: class routes, peers, addresses, links, rules, sysctls and at last guards.
+4. connect  links, addresses, neighbours, WireGuard peers, then class routes; until then, traffic meets `unreachable`. At last open rules.
+5. remove   what is left over: class routes, peers, neighbours, addresses, links, rules, sysctls and at last guards.
 
 A rule is open when no guard stands in its table, as published rules are: it may match packets at once, and without routes in the table
 these would go elsewhere. So it comes after all routes, and goes before them, be it with its unit (step 1) or alone (step 5).
 
-A link that has to be made again takes its addresses, peers and routes with it: they are connected again after it.
+A link that has to be made again takes its addresses, neighbours, peers and routes with it: they are connected again after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from schemas.host_objects import MAIN_TABLE, Link, LinkAddress, PlanObject, PolicyRule, Route, Sysctl, WireguardLink, WireguardPeer
+from schemas.host_objects import MAIN_TABLE, Link, OnLink, PlanObject, PolicyRule, Route, Sysctl, WireguardLink
 from services.kernel.transaction import Change, Held, with_dependents
 
 
@@ -81,7 +81,7 @@ def _is_staged(item: Held, guarded: Collection[int]) -> bool:
 
 def _may_leave_early(item: Held, guarded: Collection[int]) -> bool:
     has_hops = isinstance(item, Route) and bool(item.hops)
-    return has_hops or isinstance(item, Link | LinkAddress | WireguardPeer) or _is_open(item, guarded)
+    return has_hops or isinstance(item, Link | OnLink) or _is_open(item, guarded)
 
 
 def _dependents(arriving: Sequence[Change], held: Mapping[str, Held], target: Mapping[str, PlanObject]) -> list[Change]:
@@ -95,11 +95,10 @@ def _dependents(arriving: Sequence[Change], held: Mapping[str, Held], target: Ma
 
 def _links_of(item: PlanObject) -> set[str]:
     match item:
-        case LinkAddress() | WireguardPeer():
-            return {item.link}
         case Route():
             return {hop.link for hop in item.hops}
-    return set()
+        case _:
+            return {item.link} if isinstance(item, OnLink) else set()
 
 
 def _kind(item: Held, guarded: Collection[int]) -> str:
@@ -110,9 +109,9 @@ def _kind(item: Held, guarded: Collection[int]) -> str:
     return "class route" if item.layer == "route" else item.layer
 
 
-_ARRIVE_RANK = ("guard", "sysctl", "rule", "link", "address", "wireguard", "class route", "open rule")
-_LEAVE_RANK = ("open rule", "link", "class route", "wireguard", "address")
-_REMOVE_RANK = ("open rule", "class route", "wireguard", "address", "link", "rule", "sysctl", "guard")
+_ARRIVE_RANK = ("guard", "sysctl", "rule", "link", "address", "neighbour", "wireguard", "class route", "open rule")
+_LEAVE_RANK = ("open rule", "link", "class route", "wireguard", "neighbour", "address")
+_REMOVE_RANK = ("open rule", "class route", "wireguard", "neighbour", "address", "link", "rule", "sysctl", "guard")
 
 
 def _ranked(changes: Sequence[Change], rank: tuple[str, ...], guarded: Collection[int]) -> tuple[Change, ...]:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from schemas.host_objects import (
     MAIN_TABLE,
     OWN_PROTOCOL,
+    FdbEntry,
     GeneveLink,
     LinkAddress,
+    Neighbour,
     NftChain,
     NftElement,
     NftSet,
@@ -106,7 +108,7 @@ def _rule(item: PolicyRule) -> str:
 def _link_lines(item: PlanObject) -> Iterator[str]:
     match item:
         case VxlanLink():
-            ends = f"local {item.local} remote {item.remote} dstport {item.port}"
+            ends = f"local {item.local}{f' remote {item.remote}' if item.remote else ''} dstport {item.port}"
             yield f"ip link add {item.name} address {item.mac} mtu {item.mtu} type vxlan id {item.vni} {ends} nolearning"
             yield f"ip link set {item.name} up"
         case GeneveLink():
@@ -119,6 +121,10 @@ def _link_lines(item: PlanObject) -> Iterator[str]:
         case LinkAddress():
             at_once = " nodad" if item.address.family == IPV6 else ""
             yield f"ip address add {item.address}/{item.length} dev {item.link}{at_once}"
+        case FdbEntry():
+            yield f"bridge fdb replace {item.mac} dev {item.link} dst {item.remote} self permanent"
+        case Neighbour():
+            yield f"ip neigh replace {item.address} lladdr {item.mac} dev {item.link} nud permanent"
 
 
 def _wireguard_lines(objects: Iterable[PlanObject]) -> Iterator[str]:
@@ -126,13 +132,15 @@ def _wireguard_lines(objects: Iterable[PlanObject]) -> Iterator[str]:
     for link in known:
         if isinstance(link, WireguardLink):
             yield f"# {link.name}"
-            yield f"[Interface]\nListenPort = {link.listen_port}\n# PrivateKey: made on the host, never leaves it"
+            mark = f"\nFwMark = {link.fwmark:#x}" if link.fwmark else ""
+            yield f"[Interface]\nListenPort = {link.listen_port}{mark}\n# PrivateKey: made on the host, never leaves it"
             for peer in known:
                 if isinstance(peer, WireguardPeer) and peer.link == link.name:
                     yield from _peer_lines(peer)
 
 
 def _peer_lines(peer: WireguardPeer) -> Iterator[str]:
-    yield f"[Peer]\nPublicKey = {peer.public_key}\nEndpoint = {peer.endpoint}\nAllowedIPs = {', '.join(peer.allowed_ips)}"
+    endpoint = f"\nEndpoint = {peer.endpoint}" if peer.endpoint else ""
+    yield f"[Peer]\nPublicKey = {peer.public_key}{endpoint}\nAllowedIPs = {', '.join(peer.allowed_ips)}"
     if peer.keepalive_seconds:
         yield f"PersistentKeepalive = {peer.keepalive_seconds}"

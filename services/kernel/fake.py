@@ -16,10 +16,13 @@ from msgspec.structs import replace
 
 from schemas.host_objects import (
     MAIN_TABLE,
+    FdbEntry,
     GeneveLink,
     Layer,
     Link,
     LinkAddress,
+    Neighbour,
+    OnLink,
     OverlayLink,
     PlanObject,
     PolicyRule,
@@ -34,6 +37,8 @@ from schemas.values import IPV6, Key
 from services.kernel.curve25519 import public_key
 from services.kernel.failures import missing_kind
 from services.kernel.fake_nft import committed, listed
+from services.kernel.links import changes_in_place
+from services.kernel.neighbours import check as check_entry
 from services.kernel.port import ALL_LAYERS, Flow
 from services.kernel.routes import check as check_route
 from services.kernel.routes import in_kernel_form
@@ -145,8 +150,10 @@ class FakeKernel:
                 self._set_sysctl(wanted)
             case VxlanLink() | GeneveLink() | WireguardLink():
                 self._put_link(wanted)
-            case LinkAddress():
+            case LinkAddress() | Neighbour() | FdbEntry():
                 self._need_link(wanted.key, wanted.link)
+                if isinstance(wanted, FdbEntry):
+                    check_entry(wanted, is_vxlan=isinstance(self.host.objects[f"link {wanted.link}"], VxlanLink))
                 self.host.objects[wanted.key] = wanted
             case WireguardPeer():
                 self._put_peer(wanted)
@@ -167,6 +174,8 @@ class FakeKernel:
             self._check_tunnel(wanted)
         if held is not None and not _changes_in_place(held, wanted):
             self._remove_link(wanted.name)
+        elif isinstance(held, Listed) or (isinstance(held, OverlayLink) and isinstance(wanted, OverlayLink) and held.mac != wanted.mac):
+            self._forget_neighbours(wanted.name)
         if isinstance(wanted, GeneveLink) and not self.host.geneve:
             raise Permanent(missing_kind(wanted.name, "geneve"))
         self.host.objects[wanted.key] = self._normal(wanted)
@@ -240,11 +249,11 @@ class FakeKernel:
             self._forget_sources()
 
     def _remove_link(self, name: str) -> None:
-        """A link takes its addresses, peers and routes along; an IPv4 route over several links goes with the first, of IPv6 one its hop."""
+        """A link takes what is on it and its routes along; an IPv4 route over several links goes with the first, of IPv6 one its hop."""
         if self.host.objects.pop(f"link {name}", None) is None:
             return
         for key, item in list(self.host.objects.items()):
-            member = isinstance(item, LinkAddress | WireguardPeer) and item.link == name
+            member = isinstance(item, OnLink) and item.link == name
             hops = item.hops if isinstance(item, Route) else ()
             left = tuple(hop for hop in hops if hop.link != name)
             if isinstance(item, Route) and item.prefix.family == IPV6 and hops != left and left:
@@ -252,6 +261,10 @@ class FakeKernel:
             elif member or hops != left:
                 del self.host.objects[key]
         self._forget_sources()
+
+    def _forget_neighbours(self, link: str) -> None:
+        for key in [key for key, item in self.host.objects.items() if isinstance(item, Neighbour) and item.link == link]:
+            del self.host.objects[key]
 
     def _forget_sources(self) -> None:
         """IPv6 routes whose source is no address of this host any more lose it; IPv4 ones go from main, and stay as they are elsewhere."""
@@ -299,6 +312,5 @@ def _changes_in_place(held: Held, wanted: Link) -> bool:
     if isinstance(held, Listed):  # a device that is down
         return True
     if isinstance(held, OverlayLink) and isinstance(wanted, OverlayLink):
-        same_kind = type(held) is type(wanted)
-        return same_kind and (held.vni, held.port, held.remote.family) == (wanted.vni, wanted.port, wanted.remote.family)
+        return changes_in_place(held, wanted)
     return isinstance(held, WireguardLink) and isinstance(wanted, WireguardLink)

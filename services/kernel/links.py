@@ -4,9 +4,9 @@ Owns every link whose alias (IFLA_IFALIAS) is ``meshmark``; that is also how the
 with its alias in one message, so a link is set up only after it has got its alias: one that is down, has no alias and is exactly what was
 wanted is a remainder of a kill between the two messages, and is adopted. Any other link of that name is a Conflict.
 
-MTU, MAC and ends change in place; kind, VNI, port and family cannot, the device is made again and loses its addresses and routes: write
-those again after it. A device that is down, has settings that no plan has, or is of another kind is `Listed`, which is always a difference.
-What a kind is told and how it is read is in ``vxlan`` and ``geneve``.
+MTU, MAC and ends change in place; kind, VNI, port, family and whether there is a far end cannot, the device is made again and loses its
+addresses, neighbours and routes: write those again after it. A device that is down, has settings that no plan has, or is of another kind is
+`Listed`, which is always a difference. What a kind is told and how it is read is in ``vxlan`` and ``geneve``.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Links:
         except NetlinkError as error:
             if error.errno == errno.EOPNOTSUPP:
                 raise Permanent(missing_kind(wanted.name, str(changeable["kind"]))) from error
-            what = f"make link {wanted.name} ({changeable['kind']} {wanted.vni} to {wanted.remote})"
+            what = f"make link {wanted.name} ({changeable['kind']} {wanted.vni} to {wanted.remote or 'many'})"
             if error.errno in (errno.EEXIST, errno.EBUSY):  # of VXLAN and of Geneve
                 msg = f"{what}: another link has the same VNI, port and far end; remove it"
                 raise Conflict(msg) from error
@@ -172,16 +172,21 @@ def held_overlay(device: Device) -> Held | None:
 def _is_adoptable(device: Device, wanted: OverlayLink) -> bool:
     """True for a device that can become what is wanted in place: ours, or a half-made one that nobody else can have meant."""
     held = device.overlay
-    if (
-        held is None
-        or type(held) is not type(wanted)
-        or (held.vni, held.port, held.remote.family) != (wanted.vni, wanted.port, wanted.remote.family)
-    ):
+    if held is None or not changes_in_place(held, wanted):
         return False
     return device.is_own or (not device.up and not device.alias and _ends(held) == _ends(wanted) and held.mac == wanted.mac)
 
 
-def _ends(item: OverlayLink) -> tuple[str, ...]:
+def changes_in_place(held: OverlayLink, wanted: OverlayLink) -> bool:
+    """Whether the kernel can make one device of the other."""
+    return type(held) is type(wanted) and _fixed(held) == _fixed(wanted)
+
+
+def _fixed(item: OverlayLink) -> tuple[object, ...]:
+    return item.vni, item.port, item.remote.family if item.remote else None, item.local.family if isinstance(item, VxlanLink) else None
+
+
+def _ends(item: OverlayLink) -> tuple[str | None, ...]:
     return (item.local, item.remote) if isinstance(item, VxlanLink) else (item.remote,)
 
 

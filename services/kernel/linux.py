@@ -14,12 +14,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from schemas.host_objects import Layer, LinkAddress, NftChain, OverlayLink, PlanObject, Route, Sysctl, WireguardLink, WireguardPeer
+from schemas.host_objects import Layer, NftChain, OverlayLink, PlanObject, Route, Sysctl, WireguardLink, WireguardPeer
 from schemas.status import Capabilities
 from schemas.values import Key
 from services.kernel.addresses import Addresses
 from services.kernel.conntrack import Conntrack
 from services.kernel.links import Device, Links, held_overlay, rtnetlink
+from services.kernel.neighbours import Neighbours
 from services.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
 from services.kernel.nft.engine import LibNftables, NftEngine
 from services.kernel.nft.reference import Reference
@@ -34,7 +35,7 @@ from services.kernel.wireguard import KeyFile, Wireguard, sorted_prefixes
 from services.kernel.wireguard_kernel import KernelModule
 from services.runtime.errors import Permanent
 
-_BY_DEVICE: frozenset[Layer] = frozenset(("link", "address", "wireguard", "route"))
+_BY_DEVICE: frozenset[Layer] = frozenset(("link", "address", "neighbour", "wireguard", "route"))
 
 
 class LinuxKernel:
@@ -49,6 +50,7 @@ class LinuxKernel:
         self._reference = Reference(LibNftables)
         self._links = Links(links)
         self._addresses = Addresses(links, self._netlink)
+        self._neighbours = Neighbours(self._netlink)
         self._routes = Routes(self._netlink)
         self._rules = Rules(self._netlink)
         self._sysctls = Sysctls(state_dir)
@@ -80,6 +82,8 @@ class LinuxKernel:
             found |= unknown | overlay | self._wireguard.read_links(devices)
         if "address" in layers:
             found.update(self._addresses.read(devices, wanted))
+        if "neighbour" in layers:
+            found |= self._neighbours.read(devices)
         if "wireguard" in layers:
             found |= self._wireguard.read_peers(devices, wanted, time.time())
         if "nft" in layers:
@@ -104,8 +108,9 @@ class LinuxKernel:
             case "link":
                 self._wireguard.write_link(change)
             case "address":
-                item = change.subject
-                self._addresses.write(change, self._links.device(item.link) if isinstance(item, LinkAddress) else None)
+                self._addresses.write(change, self._links.device(change.key.split(" ")[1]))
+            case "neighbour":
+                self._neighbours.write(change, self._links.device(change.key.split(" ")[1]))
             case "wireguard":
                 self._wireguard.write_peer(change)
             case "rule":

@@ -19,7 +19,7 @@ from schemas.status import Capabilities
 from schemas.values import Address, Key
 from services.kernel.transaction import Change, Marker, Observed
 
-ALL_LAYERS: frozenset[Layer] = frozenset(("sysctl", "link", "address", "wireguard", "nft", "rule", "route"))
+ALL_LAYERS: frozenset[Layer] = frozenset(("sysctl", "link", "address", "neighbour", "wireguard", "nft", "rule", "route"))
 
 
 class Flow(Struct, frozen=True):
@@ -66,8 +66,8 @@ class Kernel(Protocol):
     def write(self, change: Change) -> None:
         """Make one change outside nftables. Doing it twice, or removing what is not there, succeeds.
 
-        An overlay link whose kind, VNI, port or family changes is made again and loses its addresses and routes; a link that is removed
-        takes them and its peers along. Write those again after it.
+        An overlay link whose kind, VNI, port, family or count of far ends changes is made again and loses what is on it and its routes; a
+        link that is removed takes them along, and one that gets another MAC loses its neighbours. Write those again after it.
         """
         ...
 

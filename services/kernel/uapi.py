@@ -15,10 +15,10 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from services.kernel.wireguard_device import DeviceState, PeerChange, PeerState
+from services.kernel.wireguard_device import DeviceState, PeerChange, PeerState, Settings
 
 _FOLDER = Path("/var/run/wireguard")
 _PROGRAM = "wireguard-go"
@@ -66,8 +66,8 @@ class Userspace:
     def get(self, name: str) -> DeviceState:
         return decode_device(self._talk(name, "get=1\n\n"))
 
-    def set(self, name: str, private_key: bytes | None, listen_port: int | None, peers: tuple[PeerChange, ...]) -> None:
-        self._talk(name, encode_changes(private_key, listen_port, peers))
+    def set(self, name: str, settings: Settings, peers: Sequence[PeerChange]) -> None:
+        self._talk(name, encode_changes(settings, peers))
 
     def _answers(self, name: str) -> bool:
         try:
@@ -102,13 +102,15 @@ def socket_path(name: str) -> Path:
     return _FOLDER / f"{name}.sock"
 
 
-def encode_changes(private_key: bytes | None, listen_port: int | None, peers: tuple[PeerChange, ...]) -> str:
+def encode_changes(settings: Settings, peers: Sequence[PeerChange]) -> str:
     """A UAPI set message. Never replace_peers: it would cut every session of the device."""
     lines = ["set=1"]
-    if private_key is not None:
-        lines.append(f"private_key={private_key.hex()}")
-    if listen_port is not None:
-        lines.append(f"listen_port={listen_port}")
+    if settings.private_key is not None:
+        lines.append(f"private_key={settings.private_key.hex()}")
+    if settings.listen_port is not None:
+        lines.append(f"listen_port={settings.listen_port}")
+    if settings.fwmark is not None:
+        lines.append(f"fwmark={settings.fwmark}")
     for peer in peers:
         lines.append(f"public_key={peer.public_key.hex()}")
         if peer.remove:
@@ -126,7 +128,7 @@ def encode_changes(private_key: bytes | None, listen_port: int | None, peers: tu
 
 def decode_device(text: str) -> DeviceState:
     """A UAPI answer to get=1. The private key is given, not the public one."""
-    private, port = b"", 0
+    private, port, fwmark = b"", 0, 0
     peers: dict[bytes, PeerState] = {}
     fields: dict[str, str] = {}
     prefixes: set[str] = set()
@@ -138,6 +140,8 @@ def decode_device(text: str) -> DeviceState:
                 private = bytes.fromhex(value)
             case "listen_port":
                 port = int(value)
+            case "fwmark":
+                fwmark = int(value)
             case "public_key":
                 if current:
                     peers[current] = _peer(fields, prefixes)
@@ -146,7 +150,7 @@ def decode_device(text: str) -> DeviceState:
                 prefixes.add(value)
             case _:
                 fields[name] = value
-    return DeviceState(private if any(private) else b"", b"", port, peers)
+    return DeviceState(private if any(private) else b"", b"", port, peers, fwmark)
 
 
 def _peer(fields: dict[str, str], prefixes: set[str]) -> PeerState:

@@ -1,7 +1,7 @@
 """VXLAN devices in the words of rtnetlink (include/uapi/linux/if_link.h, IFLA_VXLAN_*). ``links`` makes, changes and removes them.
 
-The kernel lets both ends change in place, within their family; VNI and port cannot. A device that learns, or has no two ends, is none that
-a plan asks for.
+The kernel lets both ends change in place, within their family; VNI and port cannot. A device that learns, or has no near end, is none that
+a plan asks for; one without far end leads where ``neighbours`` says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def changeable(wanted: VxlanLink) -> dict[str, object]:
         "kind": KIND,
         "vxlan_id": wanted.vni,
         f"vxlan_local{family}": wanted.local,
-        f"vxlan_group{family}": wanted.remote,
+        **({f"vxlan_group{family}": wanted.remote} if wanted.remote else {}),
         "vxlan_learning": 0,
     }
 
@@ -37,8 +37,8 @@ def changeable(wanted: VxlanLink) -> dict[str, object]:
 def decoded(data: Message, name: str, mac: str, mtu: int) -> VxlanLink | None:
     """A device as a plan would say it; None where none can."""
     ends = [(data.text(local), data.text(remote)) for local, remote in _ENDS.values()]
-    local, remote = next((pair for pair in ends if all(pair)), ("", ""))
+    local, remote = next((pair for pair in ends if pair[0]), ("", ""))
     if not local or data.number("IFLA_VXLAN_LEARNING"):
         return None
     vni, port = data.number("IFLA_VXLAN_ID"), data.number("IFLA_VXLAN_PORT")
-    return VxlanLink(name, vni, Address(local), Address(remote), Mac(mac), mtu, port)
+    return VxlanLink(name, vni, Address(local), Address(remote) if remote else None, Mac(mac), mtu, port)

@@ -23,13 +23,12 @@ from services.kernel.failures import mapped, unreadable
 from services.kernel.links import Device, Links
 from services.kernel.sysctls import write_durably
 from services.kernel.transaction import Change, Held, Listed
-from services.kernel.wireguard_device import DeviceState, Implementation, PeerChange, PeerState
+from services.kernel.wireguard_device import DeviceState, Implementation, PeerChange, PeerState, Settings
 from services.runtime.errors import Conflict, Permanent, Waiting
 
 FRESH_HANDSHAKE_S = 180.0
 """A peer that shook hands within this time has a working endpoint: WireGuard renews a session at most every two minutes."""
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ECONNREFUSED)
-_NO_ENDPOINT = Endpoint("0.0.0.0:0")
 _KINDS = ("wireguard", "tun")
 
 
@@ -88,7 +87,7 @@ class Wireguard:
             elif state.private_key != self._keys.known():
                 found[key] = Listed("link", key, "a WireGuard device with another private key")
             else:
-                found[key] = WireguardLink(device.name, state.listen_port, device.mtu, self._keys.public())
+                found[key] = WireguardLink(device.name, state.listen_port, device.mtu, self._keys.public(), state.fwmark)
         return found
 
     def read_peers(self, devices: Mapping[str, Device], wanted: Mapping[str, PlanObject], now_s: float) -> dict[str, Held]:
@@ -144,7 +143,7 @@ class Wireguard:
         if step.public_key == raw_key(self._keys.public()):
             msg = f"{change.key}: a host cannot be its own peer"
             raise Permanent(msg)
-        self._set(device, None, None, (step,), change.key)
+        self._set(device, Settings(), (step,), change.key)
         self._confirm(device, change)
 
     def _confirm(self, device: Device, change: Change) -> None:
@@ -176,14 +175,17 @@ class Wireguard:
         if state is None:
             msg = f"link {wanted.name} does not answer as a WireGuard device"
             raise Conflict(msg)
-        private = None if state.private_key == self._keys.private() else self._keys.private()
-        port = None if state.listen_port == wanted.listen_port else wanted.listen_port
-        if private is not None or port is not None:
-            self._set(device, private, port, (), f"link {wanted.name}")
+        settings = Settings(
+            None if state.private_key == self._keys.private() else self._keys.private(),
+            None if state.listen_port == wanted.listen_port else wanted.listen_port,
+            None if state.fwmark == wanted.fwmark else wanted.fwmark,
+        )
+        if settings != Settings():
+            self._set(device, settings, (), f"link {wanted.name}")
 
-    def _set(self, device: Device, private: bytes | None, port: int | None, peers: tuple[PeerChange, ...], what: str) -> None:
+    def _set(self, device: Device, settings: Settings, peers: tuple[PeerChange, ...], what: str) -> None:
         try:
-            self._implementations[device.kind].set(device.name, private, port, peers)
+            self._implementations[device.kind].set(device.name, settings, peers)
         except OSError as error:
             if error.errno in _GONE:
                 msg = f"{what}: the WireGuard device {device.name} does not answer"
@@ -216,9 +218,9 @@ class Wireguard:
 def held_peer(link: str, raw: bytes, peer: PeerState, wanted: Mapping[str, PlanObject], now_s: float) -> WireguardPeer:
     """A peer in plan form: AllowedIPs in order, the wanted endpoint in place of a learned one while the handshake is fresh."""
     key = Key(base64.b64encode(raw).decode())
-    endpoint = Endpoint(peer.endpoint) if peer.endpoint else _NO_ENDPOINT
+    endpoint = Endpoint(peer.endpoint) if peer.endpoint else None
     planned = wanted.get(f"peer {link} {key}")
-    if isinstance(planned, WireguardPeer) and now_s - peer.handshake_s <= FRESH_HANDSHAKE_S:
+    if isinstance(planned, WireguardPeer) and (planned.endpoint is None or now_s - peer.handshake_s <= FRESH_HANDSHAKE_S):
         endpoint = planned.endpoint
     return WireguardPeer(link, key, endpoint, sorted_prefixes(peer.allowed_ips), peer.keepalive_seconds)
 

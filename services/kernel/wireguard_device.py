@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -18,12 +18,21 @@ class PeerState(Struct, frozen=True):
 
 
 class DeviceState(Struct, frozen=True):
-    """A device: the keys as raw bytes (empty: none set), the UDP port, and its peers by raw public key."""
+    """A device: the keys as raw bytes (empty: none set), the UDP port, its peers by raw public key, and the mark of its outer packets."""
 
     private_key: bytes
     public_key: bytes
     listen_port: int
     peers: Mapping[bytes, PeerState]
+    fwmark: int = 0
+
+
+class Settings(Struct, frozen=True):
+    """What to change on a device itself. None leaves a field as it is; a `fwmark` of 0 marks nothing."""
+
+    private_key: bytes | None = None
+    listen_port: int | None = None
+    fwmark: int | None = None
 
 
 class PeerChange(Struct, frozen=True):
@@ -41,7 +50,7 @@ class Implementation(Protocol):
 
     def get(self, name: str) -> DeviceState: ...
 
-    def set(self, name: str, private_key: bytes | None, listen_port: int | None, peers: tuple[PeerChange, ...]) -> None: ...
+    def set(self, name: str, settings: Settings, peers: Sequence[PeerChange]) -> None: ...
 
     def create(self, name: str) -> None:
         """Make a device that is down and without alias."""

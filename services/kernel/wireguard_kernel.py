@@ -8,14 +8,14 @@ attribute. Never `replace_peers`, which would cut every session of the device.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pyroute2.netlink import CTRL_CMD_GETFAMILY, GENL_ID_CTRL, NLM_F_ACK, NLM_F_REQUEST, ctrlmsg
 from pyroute2.netlink.generic import AsyncGenericNetlinkSocket
 from pyroute2.netlink.generic.wireguard import WG_CMD_GET_DEVICE, WG_GENL_NAME, WG_GENL_VERSION, AsyncWireGuard, wgmsg
 
 from services.kernel.pyroute import Connection, Library, Message
-from services.kernel.wireguard_device import DeviceState, PeerChange, PeerState
+from services.kernel.wireguard_device import DeviceState, PeerChange, PeerState, Settings
 
 _ALLOWED_PER_MESSAGE = 500
 
@@ -52,10 +52,10 @@ class KernelModule:
 
         return decode_device(self._generic.dump(message))
 
-    def set(self, name: str, private_key: bytes | None, listen_port: int | None, peers: tuple[PeerChange, ...]) -> None:
-        if private_key is not None or listen_port is not None:
-            private = None if private_key is None else base64.b64encode(private_key)
-            self._generic.call("set", name, private_key=private, listen_port=listen_port)
+    def set(self, name: str, settings: Settings, peers: Sequence[PeerChange]) -> None:
+        if settings != Settings():
+            private = None if settings.private_key is None else base64.b64encode(settings.private_key)
+            self._generic.call("set", name, private_key=private, listen_port=settings.listen_port, fwmark=settings.fwmark)
         for peer in peers:
             for part in peer_messages(peer):
                 self._generic.call("set", name, peer=part)
@@ -82,19 +82,20 @@ def peer_messages(peer: PeerChange) -> list[dict[str, object]]:
 
 def decode_device(messages: Iterable[Message]) -> DeviceState:
     """A device from the messages of its dump; a peer with many AllowedIPs goes on in the next message."""
-    private, public, port = b"", b"", 0
+    private, public, port, fwmark = b"", b"", 0, 0
     peers: dict[bytes, PeerState] = {}
     for message in messages:
         private = base64.b64decode(message.text("WGDEVICE_A_PRIVATE_KEY")) or private
         public = base64.b64decode(message.text("WGDEVICE_A_PUBLIC_KEY")) or public
         port = message.number("WGDEVICE_A_LISTEN_PORT") or port
+        fwmark = message.number("WGDEVICE_A_FWMARK") or fwmark
         for found in message.inners("WGDEVICE_A_PEERS"):
             key, peer = base64.b64decode(found.text("WGPEER_A_PUBLIC_KEY")), _peer(found)
             earlier = peers.get(key)
             if earlier is not None:
                 peer = PeerState(earlier.endpoint, earlier.allowed_ips | peer.allowed_ips, earlier.keepalive_seconds, earlier.handshake_s)
             peers[key] = peer
-    return DeviceState(private if any(private) else b"", public, port, peers)
+    return DeviceState(private if any(private) else b"", public, port, peers, fwmark)
 
 
 def _family() -> ctrlmsg:

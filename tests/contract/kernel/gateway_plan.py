@@ -3,7 +3,9 @@
 from schemas.host_objects import (
     GUARD_METRIC,
     MAIN_TABLE,
+    FdbEntry,
     LinkAddress,
+    Neighbour,
     NextHop,
     NftChain,
     NftElement,
@@ -30,7 +32,7 @@ _NEW = Match("ct state", ("related",), "!=")
 
 def gateway_plan(tag: str) -> dict[str, PlanObject]:
     """All objects by key. `tag` makes interface names of its own: WireGuard's sockets are in one folder for all namespaces."""
-    objects = [*_system(tag), *_firewall(tag), *_routing(tag), *_second_family(tag)]
+    objects = [*_system(tag), *_mesh(tag), *_firewall(tag), *_routing(tag), *_second_family(tag)]
     return {item.key: item for item in objects}
 
 
@@ -55,13 +57,26 @@ def _system(tag: str) -> list[PlanObject]:
         objects.append(LinkAddress(link, Address("10.80.2.1"), 32))
     for number in (0, 1):
         link = tunnel(tag, number)
-        objects.append(WireguardLink(link, 51840 + number, 1440))
+        objects.append(WireguardLink(link, 51840 + number, 1440, fwmark=0x4D00 * number))
         objects.append(LinkAddress(link, Address(f"169.254.18.{4 * number + 1}"), 30))
         endpoint = Endpoint(f"127.0.0.9:{51840 + number}")
         objects.append(WireguardPeer(link, Key(PEERS[number]), endpoint, (Prefix("0.0.0.0/0"),), 25))
     allowed = (Prefix("10.9.0.0/16"), Prefix("10.8.1.0/24"), Prefix("10.8.0.0/32"))
     objects.append(WireguardPeer(tunnel(tag), Key(PEERS[2]), Endpoint("127.0.0.9:51899"), allowed))
     return objects
+
+
+def _mesh(tag: str) -> list[PlanObject]:
+    """A device to many hosts, each with its forwarding entry and its neighbours."""
+    link, near, far = overlay(tag, 3), Mac("02:4d:03:00:00:01"), Mac("02:4d:03:00:00:02")
+    return [
+        VxlanLink(link, 0x10003, Address("127.0.0.1"), None, near, 1450),
+        LinkAddress(link, Address("10.80.3.1"), 24),
+        FdbEntry(link, far, Address("127.0.0.2")),
+        FdbEntry(link, Mac("02:4d:03:00:00:03"), Address("127.0.0.3")),
+        Neighbour(link, Address("10.80.3.2"), far),
+        Neighbour(link, Address("fd00:80:3::2"), far),
+    ]
 
 
 def _routing(tag: str) -> list[PlanObject]:

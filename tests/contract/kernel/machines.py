@@ -24,7 +24,7 @@ _ZERO = (
     *(f"ipv4/{name}" for name in ("ip_forward", "fwmark_reflect", "fib_multipath_hash_policy")),
     *(f"ipv6/{name}" for name in ("conf/all/forwarding", "conf/all/disable_ipv6", "conf/default/disable_ipv6", "fwmark_reflect")),
 )
-_ORDER = ("sysctl", "rule", "link", "address", "wireguard", "route")
+_ORDER = ("sysctl", "rule", "link", "address", "neighbour", "wireguard", "route")
 
 
 class FakeMachine:

@@ -141,9 +141,9 @@ def test_a_vxlan_link_that_is_made_again_loses_what_is_on_it(
     assert differences(machine.kernel, changed) == []
 
 
-@pytest.mark.parametrize("field", [{"mtu": 1300}, {"listen_port": 51999}])
+@pytest.mark.parametrize("field", [{"mtu": 1300}, {"listen_port": 51999}, {"fwmark": 0xE00}])
 def test_a_wireguard_link_changes_in_place(machine: Machine, plan: dict[str, PlanObject], field: dict[str, object]) -> None:
-    """Port and MTU change without loss of peers, addresses and routes."""
+    """Port, mark and MTU change without loss of peers, addresses and routes."""
     converge(machine.kernel, plan)
     key = f"link {tunnel(machine.tag)}"
     changed = {**plan, key: msgspec.structs.replace(plan[key], **field)}  # type: ignore[type-var]

@@ -6,6 +6,7 @@ import base64
 import errno
 
 import pytest
+from msgspec.structs import replace
 from pyroute2.netlink.generic.wireguard import AsyncWireGuard, wgmsg
 
 from schemas.host_objects import WireguardPeer
@@ -16,7 +17,7 @@ from services.kernel.pyroute import Message
 from services.kernel.transaction import Change
 from services.kernel.uapi import Userspace, decode_device, encode_changes
 from services.kernel.wireguard import held_peer, peer_change, raw_key, sorted_prefixes
-from services.kernel.wireguard_device import PeerChange, PeerState
+from services.kernel.wireguard_device import PeerChange, PeerState, Settings
 from services.kernel.wireguard_kernel import decode_device as decode_netlink
 from services.kernel.wireguard_kernel import peer_messages
 
@@ -68,10 +69,11 @@ def test_a_new_private_key_is_clamped_and_new() -> None:
 def test_uapi_never_replaces_peers() -> None:
     """One peer's change is told in full text, and no other peer is mentioned."""
     step = PeerChange(raw_key(KEY), endpoint="192.0.2.1:51840", allowed_ips=frozenset({"10.2.0.0/16", "10.1.0.0/16"}), keepalive_seconds=0)
-    text = encode_changes(None, 51840, (step, PeerChange(bytes(32), remove=True)))
+    text = encode_changes(Settings(listen_port=51840, fwmark=0), (step, PeerChange(bytes(32), remove=True)))
     assert text.splitlines() == [
         "set=1",
         "listen_port=51840",
+        "fwmark=0",
         f"public_key={raw_key(KEY).hex()}",
         "endpoint=192.0.2.1:51840",
         "persistent_keepalive_interval=0",
@@ -86,12 +88,12 @@ def test_uapi_never_replaces_peers() -> None:
 
 def test_uapi_answers_are_decoded() -> None:
     answer = (
-        f"private_key={'01' * 32}\nlisten_port=51840\npublic_key={'02' * 32}\nendpoint=192.0.2.1:7\nallowed_ip=10.1.0.0/16\n"
+        f"private_key={'01' * 32}\nlisten_port=51840\nfwmark=77\npublic_key={'02' * 32}\nendpoint=192.0.2.1:7\nallowed_ip=10.1.0.0/16\n"
         f"last_handshake_time_sec=100\nlast_handshake_time_nsec=500000000\npersistent_keepalive_interval=25\n"
         f"public_key={'03' * 32}\nprotocol_version=1\nerrno=0\n\n"
     )
     device = decode_device(answer)
-    assert (device.private_key, device.listen_port) == (b"\1" * 32, 51840)
+    assert (device.private_key, device.listen_port, device.fwmark) == (b"\1" * 32, 51840, 77)
     assert device.peers == {b"\2" * 32: PeerState("192.0.2.1:7", frozenset({"10.1.0.0/16"}), 25, 100.5), b"\3" * 32: PeerState()}
 
 
@@ -119,10 +121,11 @@ def test_netlink_peers_go_over_several_messages() -> None:
 
 
 def test_netlink_devices_are_decoded() -> None:
-    endpoint, head = "192.0.2.1:51840", (["WGDEVICE_A_PRIVATE_KEY", base64.b64encode(b"\1" * 32)], ["WGDEVICE_A_LISTEN_PORT", 51840])
+    endpoint, private = "192.0.2.1:51840", base64.b64encode(b"\1" * 32)
+    head = (["WGDEVICE_A_PRIVATE_KEY", private], ["WGDEVICE_A_LISTEN_PORT", 51840], ["WGDEVICE_A_FWMARK", 77])
     [part] = peer_messages(PeerChange(b"\2" * 32, endpoint=endpoint, keepalive_seconds=25))
     device = decode_netlink([over_the_wire(part, *head)])
-    assert (device.private_key, device.listen_port) == (b"\1" * 32, 51840)
+    assert (device.private_key, device.listen_port, device.fwmark) == (b"\1" * 32, 51840, 77)
     assert device.peers == {b"\2" * 32: PeerState(endpoint, frozenset(), 25, 0.0)}
 
 
@@ -144,6 +147,16 @@ def test_a_learned_endpoint_is_kept_until_the_plan_moves() -> None:
     assert peer_change(Change(PEER, PEER), learned) == PeerChange(raw_key(KEY), keepalive_seconds=25)
     moved = WireguardPeer("mt.0", PEER.public_key, Endpoint("192.0.2.9:1"), PEER.allowed_ips, 25)
     assert peer_change(Change(PEER, moved), learned) == PeerChange(raw_key(KEY), endpoint="192.0.2.9:1", keepalive_seconds=25)
+
+
+def test_an_endpoint_that_nobody_plans_is_the_devices() -> None:
+    """Whatever it learned, and however old that is, there is nothing to tell and no difference."""
+    wanted = replace(PEER, endpoint=None)
+    for endpoint in ("", "203.0.113.7:40001", "203.0.113.8:51111"):
+        state = PeerState(endpoint, HELD.allowed_ips, 25, handshake_s=1000.0)
+        assert held_peer("mt.0", raw_key(KEY), state, {PEER.key: wanted}, 1e6) == wanted
+        assert peer_change(Change(wanted, wanted), state) is None
+    assert peer_change(Change(PEER, wanted), HELD) is None
 
 
 @pytest.mark.parametrize("age_s,endpoint", [(179.0, "192.0.2.1:51840"), (181.0, "203.0.113.9:1")])
