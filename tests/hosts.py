@@ -1,0 +1,102 @@
+"""A real host in this process: an applier's core and the kernel of a network namespace, in a thread that lives there."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import os
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from schemas.plan import HostPlan
+from schemas.status import ApplyReport
+from schemas.values import Key, Name
+from services.applier.core import Applier, Difference
+from services.kernel.linux import LinuxKernel
+from services.kernel.namespace import enter_network
+from tests.listings import listings
+
+T = TypeVar("T")
+
+SOCKETS = Path("/run/wireguard")
+_CLONE_NEWNS = 0x20000
+_MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class LinuxHost:
+    """A network namespace that is there, and who applies plans to it.
+
+    Its devices of wireguard-go may be called as those of any other host: /run/wireguard is a folder of its own. `private_key` is its
+    WireGuard key (32 bytes); without one it makes its own.
+    """
+
+    def __init__(self, namespace: str, folder: Path, private_key: bytes = b"") -> None:
+        self.namespace = namespace
+        self._folder = folder
+        if private_key:
+            (folder / "wireguard.key").write_bytes(base64.b64encode(private_key) + b"\n")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=namespace)
+        self._thread.submit(_settle_in, namespace).result()
+        self._start()
+
+    @property
+    def public_key(self) -> Key:
+        return self._do(self._kernel.public_key)
+
+    def apply(self, plan: HostPlan, generation: int = 1) -> Future[ApplyReport]:
+        """Begin a turn; the report when it has ended."""
+        return self._thread.submit(self._applier.apply, plan, 1, generation)
+
+    def differences(self, plan: HostPlan) -> list[Difference]:
+        return self._do(lambda: self._applier.differences(plan))
+
+    def restart(self) -> None:
+        """End the applier and start another one."""
+        self._do(self._kernel.close)
+        self._start()
+
+    def run(self, *argv: str) -> str:
+        """What a command prints, run in the namespace and with the sockets of its devices."""
+        return self._do(lambda: subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+
+    def listed(self) -> dict[str, list[str]]:
+        """What the kernel lists of any owner."""
+        return listings(self.run)
+
+    def empty(self) -> Future[ApplyReport]:
+        """Begin to remove all that is ours."""
+        return self.apply(HostPlan(Name("nobody"), Name("nothing"), {}))
+
+    def close(self) -> None:
+        """Let go of the namespace, with nothing of ours in it."""
+        try:
+            report = self.empty().result()
+            self._do(self._kernel.close)
+        finally:
+            self._thread.shutdown()
+        assert report.outcome == "applied", report
+
+    def _start(self) -> None:
+        self._kernel = self._do(lambda: LinuxKernel(self._folder))
+        self._applier = Applier(self._kernel, lambda: 0.0)
+
+    def _do(self, work: Callable[[], T]) -> T:
+        return self._thread.submit(work).result()
+
+
+def _settle_in(namespace: str) -> None:
+    """Move this thread into the namespace, and where /run/wireguard is nobody else's."""
+    SOCKETS.mkdir(exist_ok=True)
+    enter_network(Path("/run/netns") / namespace)
+    _check(_libc.unshare(_CLONE_NEWNS))
+    _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
+    _check(_libc.mount(b"none", os.fsencode(SOCKETS), b"tmpfs", 0, None))
+
+
+def _check(result: int) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), "a mount namespace for WireGuard's sockets")

@@ -1,0 +1,86 @@
+"""The planner's core and the applier's core of every host it plans for, in this process: over any kernels, without broker and services."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Generic, Protocol, TypeVar
+
+import pytest
+
+from schemas.plan import HostPlan
+from schemas.status import ApplyReport
+from services.applier.core import Applier
+from services.kernel.fake import FakeHost, FakeKernel
+from services.planner.core import Core, Said
+from services.planner.state import HostId
+
+ROUNDS_MAX = 40
+
+
+class Served(Protocol):
+    """A host with its kernel and applier."""
+
+    def apply(self, plan: HostPlan, generation: int = 1) -> Future[ApplyReport]:
+        """Begin a turn; the report when it has ended."""
+        ...
+
+
+Host = TypeVar("Host", bound=Served)
+
+
+class InMemory:
+    """A host whose kernel is a fake."""
+
+    def __init__(self, private_key: bytes) -> None:
+        self.kernel = FakeHost(private_key=private_key)
+        self._applier = Applier(FakeKernel(self.kernel), lambda: 0.0)
+
+    def apply(self, plan: HostPlan, generation: int = 1) -> Future[ApplyReport]:
+        done: Future[ApplyReport] = Future()
+        done.set_result(self._applier.apply(plan, 1, generation))
+        return done
+
+
+class Mesh(Generic[Host]):
+    """A planner, and the hosts that it plans for; each is made when its first plan is there."""
+
+    def __init__(self, make: Callable[[HostId], Host]) -> None:
+        self.core = Core()
+        self.hosts: dict[HostId, Host] = {}
+        self._make = make
+        self.turns = 0
+        """How many plans were applied until now: the generation of the last one."""
+
+    def hear(self, events: Iterable[Said]) -> None:
+        """Hear messages one by one, and apply what follows from all of them, to the end of every rollout."""
+        self.hear_resting((event, False) for event in events)
+
+    def hear_resting(self, order: Iterable[tuple[Said, bool]]) -> None:
+        """The same; after messages that say so, hosts apply what is planned by then."""
+        for event, rests in order:
+            self.core.hear([event])
+            if rests:
+                self.round()
+        self.settle()
+
+    def round(self) -> bool:
+        """What is planned now is applied, by all hosts at once, and reported; False when there was nothing."""
+        begun = []
+        for step in self.core.steps():
+            if step.host not in self.hosts:
+                self.hosts[step.host] = self._make(step.host)
+            self.turns += 1
+            self.core.publish(step)
+            begun.append(self.hosts[step.host].apply(step.plan, self.turns))
+        for turn in begun:
+            report = turn.result()
+            assert report.outcome == "applied", report
+            self.core.report(report)
+        return bool(begun)
+
+    def settle(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            if not self.round():
+                return
+        pytest.fail("the rollout does not end")
