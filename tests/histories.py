@@ -7,13 +7,12 @@ from msgspec.structs import replace
 
 from schemas.topology import PublicKey, Topology
 from schemas.values import Address, Name
-from services.kernel.curve25519 import public_key
+from services.kernel.curve25519 import clamped, public_key
 from services.planner.core import Said
 from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, gateway, node, peering, pod, said, two_clusters
 
-# As WireGuard keeps them: the first byte a multiple of 8, the last one from 64 to 127.
-PRIVATE_KEYS = {ROME_GATEWAY: bytes([8] * 31 + [64]), MILAN_GATEWAY: bytes([16] * 31 + [64])}
-ANY_KEY = bytes([24] * 31 + [64])
+PRIVATE_KEYS = {ROME_GATEWAY: clamped(bytes([1] * 32)), MILAN_GATEWAY: clamped(bytes([2] * 32))}
+ANY_KEY = clamped(bytes([3] * 32))
 """The private key of a host that has no use for one."""
 _FINAL = 100
 

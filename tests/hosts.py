@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport
-from schemas.values import Key, Name
+from schemas.values import Name
 from services.applier.core import Applier, Difference
 from services.kernel.linux import LinuxKernel
 from services.kernel.namespace import enter_network
@@ -22,6 +22,7 @@ from tests.listings import listings
 T = TypeVar("T")
 
 SOCKETS = Path("/run/wireguard")
+NO_GENEVE = "this kernel has no geneve: the suite real-kernel runs this where there is one"
 _CLONE_NEWNS = 0x20000
 _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,10 +43,6 @@ class LinuxHost:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=namespace)
         self._thread.submit(_settle_in, namespace).result()
         self._start()
-
-    @property
-    def public_key(self) -> Key:
-        return self._do(self._kernel.public_key)
 
     def apply(self, plan: HostPlan, generation: int = 1) -> Future[ApplyReport]:
         """Begin a turn; the report when it has ended."""
@@ -86,6 +83,15 @@ class LinuxHost:
 
     def _do(self, work: Callable[[], T]) -> T:
         return self._thread.submit(work).result()
+
+
+def has_geneve(namespace: str) -> bool:
+    """Whether this kernel knows the kind, asked by making a link of it that does not stay."""
+    link = ["ip", "-n", namespace, "link"]
+    made = subprocess.run([*link, "add", "probe", "type", "geneve", "id", "1", "remote", "127.0.0.1"], check=False, capture_output=True)
+    if made.returncode == 0:
+        subprocess.run([*link, "delete", "probe"], check=True)
+    return made.returncode == 0
 
 
 def _settle_in(namespace: str) -> None:

@@ -11,22 +11,19 @@ import contextlib
 import inspect
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
 
 from schemas.plan import HostPlan
 from schemas.topology import Gateway, Node, Peering, Pod, PublicKey, Topology
-from schemas.values import FAMILIES, IPV4, Address, Family
+from schemas.values import FAMILIES, IPV4, Family
 from services.cli.files import load
 from services.cli.lab import listing, namespaces, probe, traffic
 from services.cli.lab.crew import host_view
@@ -42,6 +39,7 @@ from services.planner.state import HostId, State
 from services.runtime.broker import Broker
 from services.runtime.errors import MeshmarkError
 from services.runtime.settings import BrokerSettings
+from tests.captures import Packet, capture
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 EXAMPLE = EXAMPLES / "two-clusters.yaml"
@@ -51,8 +49,6 @@ POLL_S = 0.05
 CROSSING = ("/node/", "/mapping/")
 """In the names of probes that are not between pods."""
 MARKER_TABLE = "meshmark.marker"
-ETH_P_ALL = 3
-OUTGOING = 4  # PACKET_OUTGOING of linux/if_packet.h
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -82,18 +78,6 @@ async def eventually(
         if time.monotonic() > deadline:
             pytest.fail(f"not within {timeout_s:g} s: {what} {seen() or ''} {trouble}".strip())
         await asyncio.sleep(POLL_S)
-
-
-class Packet(NamedTuple):
-    """A packet on a link. `outgoing` as seen from the host; ports are 0 for what is neither UDP nor TCP; `body` is what it carries."""
-
-    outgoing: bool
-    source: str
-    destination: str
-    protocol: int
-    source_port: int
-    destination_port: int
-    body: bytes
 
 
 class Mesh:
@@ -155,17 +139,8 @@ class Mesh:
     @contextlib.contextmanager
     def capture(self, host: str, interface: str = "eth0") -> Iterator[list[Packet]]:
         """IP packets on a link of a host while the body runs; the list grows, and is complete when the body is left."""
-        packets: list[Packet] = []
-        opened = namespaces.inside(f"{PREFIX}{host}", lambda: _packet_socket(interface))
-        ended = threading.Event()
-        thread = threading.Thread(target=_collect, args=(opened, packets, ended), name=f"capture {host}")
-        thread.start()
-        try:
+        with capture(f"{PREFIX}{host}", interface) as packets:
             yield packets
-        finally:
-            ended.set()
-            thread.join()
-            opened.close()
 
     # Kernel --------------------------------------------------------------------------------------------------------------------------
 
@@ -440,38 +415,3 @@ def _program(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
     return ""
-
-
-def _packet_socket(interface: str) -> socket.socket:
-    opened = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ETH_P_ALL))
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-    opened.bind((interface, ETH_P_ALL))
-    opened.settimeout(POLL_S)
-    return opened
-
-
-def _collect(opened: socket.socket, packets: list[Packet], ended: threading.Event) -> None:
-    """Read until the end was said and nothing is left to read."""
-    while True:
-        last = ended.is_set()
-        try:
-            raw, (_, kind, direction, *_) = opened.recvfrom(65535)
-        except TimeoutError:
-            if last:
-                return
-            continue
-        if (kind == 0x0800 and len(raw) >= 20) or (kind == 0x86DD and len(raw) >= 40):
-            packets.append(_packet(raw, outgoing=direction == OUTGOING))
-
-
-def _packet(raw: bytes, *, outgoing: bool) -> Packet:
-    if raw[0] >> 4 == 4:
-        body, protocol, whole = raw[(raw[0] & 0xF) * 4 :], raw[9], not struct.unpack("!H", raw[6:8])[0] & 0x1FFF
-        ends = raw[12:16], raw[16:20]
-    else:
-        body, protocol, whole = raw[40:], raw[6], True  # a fragment has the number of its header for a protocol
-        ends = raw[8:24], raw[24:40]
-    ports: Sequence[int] = (0, 0)
-    if protocol in (socket.IPPROTO_UDP, socket.IPPROTO_TCP) and len(body) >= 4 and whole:
-        ports = struct.unpack("!HH", body[:4])
-    return Packet(outgoing, *map(Address.of, ends), protocol, ports[0], ports[1], body)

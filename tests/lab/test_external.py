@@ -11,11 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.topology import IpMapping
-from schemas.values import IPV4, IPV6, SOCKET_FAMILY, Address, Family, Name, Prefix
-from services.cli.lab import namespaces
-from services.cli.lab.layout import PREFIX
+from schemas.values import IPV4, IPV6, Address, Family, Name, Prefix
 from tests.lab.conftest import EXAMPLES, Live, Mesh, Packet, connected, eventually, up
 from tests.lab.test_fail_closed import stopped
+from tests.speakers import opened, received
 
 pytestmark = pytest.mark.privileged
 
@@ -41,30 +40,6 @@ async def three(row: Mesh) -> AsyncIterator[Live]:
     """The lab as the example says, connected to; given back the same."""
     async with connected(row) as found:
         yield found
-
-
-@contextlib.contextmanager
-def opened(
-    place: str, family: Family = IPV4, kind: socket.SocketKind = socket.SOCK_DGRAM, port: int = 0, address: str = ""
-) -> Iterator[socket.socket]:
-    """A socket on a host or in a pod (``milan.worker-1``, ``turin.pod.bank``, ``underlay``), bound to a port and address."""
-
-    def make() -> socket.socket:
-        made = socket.socket(SOCKET_FAMILY[family], kind)
-        made.setblocking(False)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, kind == socket.SOCK_STREAM)
-        made.bind((address, port))
-        return made
-
-    with namespaces.inside(f"{PREFIX}{place}", make) as found:
-        yield found
-
-
-async def received(at: socket.socket) -> tuple[bytes, tuple[str, int]]:
-    """The next datagram, and who sent it; TimeoutError when none comes within two seconds."""
-    async with asyncio.timeout(2):
-        data, sender = await asyncio.get_running_loop().sock_recvfrom(at, 2048)
-    return data, (sender[0], sender[1])
 
 
 @contextlib.contextmanager
@@ -137,30 +112,6 @@ async def test_what_is_mapped_never_goes_back_into_the_tunnel(three: Live) -> No
 # Sources -------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", [IPV4, IPV6])
-@pytest.mark.parametrize("kind", ["per-node", "shared"])
-async def test_two_nodes_with_one_port_get_their_own_answers(three: Live, kind: str, family: Family) -> None:
-    """Both nodes of milan send from the same port to the same port of turin's pod at once: each hears what it said, and nothing else."""
-    await say_sources(three, kind)
-    near = (opened(f"milan.worker-{which}", family, port=40222) for which in (1, 2))
-    with contextlib.ExitStack() as stack:
-        server, one, two = (stack.enter_context(each) for each in (opened("turin.pod.bank", family), *near))
-        senders: dict[bytes, tuple[str, int]] = {}
-        for sent in range(20):
-            for name, client in ((b"one", one), (b"two", two)):
-                client.sendto(name, (BANK[family], server.getsockname()[1]))
-            for _ in range(2):
-                data, sender = await received(server)
-                assert senders.setdefault(data, sender) == sender, sent
-            for data, sender in senders.items():
-                server.sendto(data, sender)
-            assert [(await received(client))[0] for client in (one, two)] == [b"one", b"two"]
-    assert len(set(senders.values())) == 2
-    expected = [AT_TURIN[family].address(number(three, f"worker-{n}") if kind == "per-node" else 0) for n in (1, 2)]
-    assert [senders[name][0] for name in (b"one", b"two")] == expected
-    assert (senders[b"one"][1], senders[b"two"][1]) == (40222, 40222) or kind == "shared"
-
-
 async def test_sources_change_while_pods_speak(three: Live) -> None:
     """From per node to shared and back: flows of pods lose nothing, a running flow of a node goes on, and each time all probes pass."""
     pairs = (("rome/shop", "milan/mill"), ("milan/mint", "turin/bank"), ("turin/bank", "milan/mill"))
@@ -174,72 +125,6 @@ async def test_sources_change_while_pods_speak(three: Live) -> None:
             server.sendto(data, sender)
             assert (await received(client))[0] == b"on"
             await three.carries()
-
-
-@pytest.mark.parametrize("family,headers", [(IPV4, 28), (IPV6, 48)])
-@pytest.mark.parametrize("kind", ["per-node", "shared"])
-async def test_errors_come_back_to_the_node(three: Live, kind: str, family: Family, headers: int) -> None:
-    """A node learns the tunnels' MTU from the gateway's error, and that nobody listens from the far pod's."""
-    await say_sources(three, kind)
-    level, get_mtu, discover = (socket.IPPROTO_IP, 14, 10) if family == IPV4 else (socket.IPPROTO_IPV6, 24, 23)
-    # What a node learned stays with it.
-    node = "milan.worker-1" if kind == "per-node" else "milan.worker-2"
-    with opened(node, family) as client:
-        client.setsockopt(level, discover, 2)  # IP_MTU_DISCOVER, IPV6_MTU_DISCOVER: always
-        client.connect((BANK[family], 9))
-        client.send(bytes(1450 - headers))
-        await eventually(
-            lambda: client.getsockopt(level, get_mtu) == 1440,
-            "the error tells the MTU",
-            lambda: client.getsockopt(level, get_mtu),
-            timeout_s=5,
-        )
-    with opened(node, family) as client:
-        client.connect((BANK[family], 9))
-        client.send(b"anybody?")
-
-        def refused() -> bool:
-            try:
-                client.recv(16)
-            except ConnectionRefusedError:
-                return True
-            except BlockingIOError:
-                return False
-            return False
-
-        await eventually(refused, "the node hears that nobody listens", timeout_s=5)
-
-
-@pytest.mark.parametrize("kind", ["per-node", "shared"])
-async def test_a_node_port_answers_its_client(three: Live, kind: str) -> None:
-    """A client outside dials a node of milan, which sends it on to turin's pod, in both families; nothing else is in clear."""
-    await say_sources(three, kind)
-    mesh = three.mesh
-    ports = "; ".join(
-        f"{word} daddr {node} tcp dport 30080 dnat to {target}"
-        for word, node, target in (("ip", "172.18.1.11", "10.65.1.10:8080"), ("ip6", "2001:db8:18:1::11", "[fd00:65:0:1::10]:8080"))
-    )
-    table = f"table inet node-ports {{ chain pre {{ type nat hook prerouting priority dstnat; {ports}; }}; }}"
-    mesh.run("milan.worker-1", "nft", table)
-    loop = asyncio.get_running_loop()
-    try:
-        for family, node in ((IPV4, "172.18.1.11"), (IPV6, "2001:db8:18:1::11")):
-            with (
-                opened("turin.pod.bank", family, socket.SOCK_STREAM, 8080) as server,
-                opened("underlay", family, socket.SOCK_STREAM) as client,
-            ):
-                server.listen()
-                with mesh.capture("milan.worker-1") as uplink:
-                    async with asyncio.timeout(5):
-                        await loop.sock_connect(client, (node, 30080))
-                        made, sender = await loop.sock_accept(server)
-                        with made:
-                            await loop.sock_sendall(made, b"hello")
-                            assert await loop.sock_recv(client, 16) == b"hello"
-            assert sender[0] == AT_TURIN[family].address(number(three, "worker-1") if kind == "per-node" else 0)
-            assert clear(uplink) == []
-    finally:
-        mesh.run("milan.worker-1", "nft", "delete", "table", "inet", "node-ports")
 
 
 async def test_an_old_flow_of_a_node_is_translated_once_there_is_a_peering(three: Live) -> None:

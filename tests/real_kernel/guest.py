@@ -26,6 +26,8 @@ from tests.real_kernel.report import STARTED
 
 INSIDE = "tests/real_kernel/inside"
 """Tests that are for the guest alone."""
+MESHES = (f"{INSIDE}/", "tests/integration/mesh/")
+"""Tests that share what the first of them makes: they stay together, and all their cases are run."""
 ROOT = Path(__file__).parent.parent.parent
 VNG = ROOT / ".cache" / "real-kernel" / "bin" / "vng"
 BOOT_S = 600.0
@@ -38,8 +40,8 @@ _POLL_S = 0.1
 _CONSOLE_LINES = 40
 CASES_MAX = 8
 """Of a test with more cases than these, as many are run, evenly spread: an emulated machine needs five seconds of a processor for each."""
-_MESH_WEIGHT = 5
-"""How many other tests take as long as one of a whole mesh."""
+_MESH_WEIGHT = 25
+"""How many other tests take as long as a module of those that share a mesh."""
 
 
 class Result(Struct, frozen=True):
@@ -71,9 +73,10 @@ def _version(image: Path) -> list[int]:
 
 def split(items: Sequence[str]) -> list[list[str]]:
     """The items for two runs beside each other that take about as long: a guest has two processors. Those of one mesh stay together."""
-    mesh = [item for item in items if item.startswith(INSIDE)]
+    mesh = [item for item in items if item.startswith(MESHES)]
     others = [item for item in items if item not in mesh]
-    ahead = min(len(others), _MESH_WEIGHT * len(mesh))
+    modules = {item.partition("::")[0] for item in mesh}
+    ahead = min(len(others), _MESH_WEIGHT * len(modules))
     runs = [others[:ahead] + others[ahead::2], mesh + others[ahead + 1 :: 2]]
     return [run for run in runs if run]
 
@@ -81,9 +84,10 @@ def split(items: Sequence[str]) -> list[list[str]]:
 def sample(items: Sequence[str]) -> list[str]:
     """The items without most cases of the tests that have many, in the order given."""
     cases: dict[str, list[str]] = {}
+    kept = {item for item in items if item.startswith(MESHES)}
     for item in items:
-        cases.setdefault(item.partition("[")[0], []).append(item)
-    kept = set()
+        if item not in kept:
+            cases.setdefault(item.partition("[")[0], []).append(item)
     for group in cases.values():
         count = min(len(group), CASES_MAX)
         kept.update(group[number * len(group) // count] for number in range(count))

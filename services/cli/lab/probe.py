@@ -12,7 +12,7 @@ import functools
 import itertools
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -116,13 +116,22 @@ def _pod(pod: Pod, family: Family) -> Party:
 
 
 async def check(topology: Iterable[Topology], chosen: Chosen | None = None) -> list[Check]:
-    """Probe every pod pair that the topology joins and compare with what it says; other pairs are not part of the answer.
+    """Make the probes that are ``wanted`` of a topology."""
+    return await run(wanted(topology, chosen))
 
-    With what the planner has `chosen`, nodes and mapped addresses are probed, too.
+
+def wanted(topology: Iterable[Topology], chosen: Chosen | None = None) -> list[Probe]:
+    """The probes of every pod pair that the topology joins; other pairs are not part of the answer.
+
+    With what the planner has `chosen`, those of nodes and mapped addresses, too.
     """
     items = list(topology)
-    wanted = [probe for probe in probes(items) if probe.walk is not None]
-    wanted += crossings(items, chosen) if chosen is not None else ()
+    found = [probe for probe in probes(items) if probe.walk is not None]
+    return found + list(crossings(items, chosen) if chosen is not None else ())
+
+
+async def run(wanted: Sequence[Probe]) -> list[Check]:
+    """Make these probes, of which each has a walk, and compare with what that says; in their order."""
     gate = asyncio.Semaphore(_TOGETHER)
 
     async def one(probe: Probe, ports: dict[Place, int]) -> Check:

@@ -11,6 +11,7 @@ from services.kernel.transaction import Change
 from services.runtime.errors import Conflict, Permanent
 from tests.contract.kernel.gateway_plan import overlay
 from tests.contract.kernel.machines import FakeMachine, Machine, converge, differences
+from tests.hosts import NO_GENEVE
 
 MAC = Mac("02:4d:01:00:00:07")
 
@@ -29,7 +30,7 @@ def vxlan(machine: Machine) -> VxlanLink:
 def plan(machine: Machine) -> dict[str, PlanObject]:
     """Two Geneve links with what lies on them; skipped where the kernel has no Geneve."""
     if not machine.has_geneve:
-        pytest.skip("this kernel has no geneve: the suite real-kernel runs this where there is one")
+        pytest.skip(NO_GENEVE)
     items: list[PlanObject] = []
     for number in (1, 2):
         link = geneve(machine, number)

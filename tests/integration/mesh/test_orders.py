@@ -20,7 +20,7 @@ from tests.real_kernel.report import RESULTS_VARIABLE
 
 pytestmark = [pytest.mark.privileged, pytest.mark.timeout(240)]
 
-ORDERS = 5 if RESULTS_VARIABLE in os.environ else 30
+ORDERS = 3 if RESULTS_VARIABLE in os.environ else 30
 """An emulated machine needs twenty times as long for each."""
 Listing = dict[str, list[str]]
 

@@ -104,12 +104,14 @@ def test_without_a_kernel_it_says_what_installs_one(tmp_path: Path, monkeypatch:
 
 
 def test_of_many_cases_some_are_run_and_of_few_all() -> None:
-    """The sample has every test, in order, and the cases of one that has many are spread over all of them."""
+    """The sample has every test, in order, and the cases of one that has many are spread over all; those of a mesh are all there."""
     many = [f"tests/a.py::test_many[{number}]" for number in range(45)]
     few = ["tests/a.py::test_one", *(f"tests/b.py::test_few[{number}]" for number in range(CASES_MAX))]
     found = sample([*many, *few])
     assert found[-len(few) :] == few
     assert found[: -len(few)] == [many[number] for number in (0, 5, 11, 16, 22, 28, 33, 39)]
+    shared = [f"tests/integration/mesh/test_paths.py::test_path[{number}]" for number in range(2 * CASES_MAX)]
+    assert sample(shared) == shared
     assert sample([]) == []
 
 
