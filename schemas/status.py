@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from schemas.in_use import InUse
 from schemas.values import Name, wire_name
 
 Outcome = Literal["applied", "degraded", "waiting"]
@@ -70,7 +71,10 @@ class TunnelHealth(Struct, **_REPORT):
 
 
 class ApplyReport(Struct, **_REPORT):
-    """The state of one host after the applier's last turn."""
+    """The state of one host after the applier's last turn.
+
+    `in_use` are the numbers that others use there (None: not looked yet); `collisions` say which of them the host's own plan has as well.
+    """
 
     cluster: Name
     host: Name
@@ -81,6 +85,8 @@ class ApplyReport(Struct, **_REPORT):
     timings: Timings = Timings()
     capabilities: Capabilities = Capabilities()
     tunnels: TunnelHealth = TunnelHealth()
+    in_use: InUse | None = None
+    collisions: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> Outcome:

@@ -1,4 +1,4 @@
-"""What a host tells the planner: the newest report, and the public key until the planner knows it.
+"""What a host tells the planner: the newest report, what others use here, and the public key until the planner knows it.
 
 A task of its own, so that a broker that is away holds up no turn. Of several reports that wait, the last one says all. A broker whose store
 was lost has forgotten what was said: it is asked now and then, and told again.
@@ -11,12 +11,15 @@ import random
 from collections.abc import Awaitable, Callable
 
 import structlog
+from msgspec.structs import replace
 
 from schemas import codec, subjects
 from schemas.host_objects import WireguardLink
+from schemas.in_use import InUse
 from schemas.status import ApplyReport
 from schemas.topology import PublicKey
 from schemas.values import Key, Name
+from services.applier.in_use import collisions
 from services.runtime import events
 from services.runtime.errors import MeshmarkError, OutcomeUnknown, Transient, Waiting
 from services.runtime.plans import Update
@@ -40,6 +43,8 @@ class Reporter:
         self._wake = asyncio.Event()
         self._waiting: tuple[ApplyReport, Update] | None = None
         self._last: ApplyReport | None = None
+        self._in_use: InUse | None = None
+        self._in_use_told = True
         self._stranger = False
         self._introduced = 0
         """The epoch of the stranger that was told the public key last."""
@@ -59,6 +64,12 @@ class Reporter:
         """Note what to say when the broker has no word of this host: what an earlier applier left in the kernel."""
         self._last = report
 
+    def note(self, in_use: InUse) -> None:
+        """Note what others use here; if that is news, the last report is told again with it."""
+        if in_use != self._in_use:
+            self._in_use, self._in_use_told = in_use, False
+            self._wake.set()
+
     async def run(self) -> None:
         """Publish until told to stop."""
         update: Update | None = None
@@ -73,6 +84,8 @@ class Reporter:
                 if self._stranger and update.epoch != self._introduced:
                     self._introduced = update.epoch
                     await self._say_used_key(update)
+            elif update is not None and self._last is not None and not self._in_use_told:
+                await self._publish_report(self._last, update)
             if update is not None and (waiting is not None or self._key_lacking):
                 await self._publish_key(update)
                 self._context.ready("applier")
@@ -101,6 +114,10 @@ class Reporter:
         return found is not None and (found.epoch, found.generation) == (report.epoch, report.generation)
 
     async def _publish_report(self, report: ApplyReport, update: Update | None) -> None:
+        self._in_use_told = True
+        if self._in_use is not None:
+            met = collisions(update.plan.objects().values(), self._in_use) if update is not None else ()
+            report = replace(report, in_use=self._in_use, collisions=met)
         await self._publish(subjects.status(self._cluster, self._host), codec.encode(report), update)
 
     async def _publish_key(self, update: Update) -> None:

@@ -19,15 +19,18 @@ from msgspec import Struct
 
 from schemas import codec, subjects
 from schemas.commands import Repair, Settled
+from schemas.in_use import InUse
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport
 from schemas.values import Name
 from services.applier.core import Applier
+from services.applier.in_use import InUseWatch
 from services.applier.reports import Reporter
 from services.applier.watch import TunnelWatch
 from services.kernel.events import EventSource
 from services.kernel.linux import LinuxKernel
 from services.kernel.port import Kernel
+from services.kernel.survey.in_use import Look
 from services.runtime import neighbour
 from services.runtime.broker import Broker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Transient, Waiting
@@ -43,6 +46,7 @@ _ECHO_S = 0.1
 """Kernel events this soon after a turn are taken for the turn's own."""
 _DIFFERENCES_MAX = 500
 _WAKING_LAYERS = frozenset(("link", "address", "route", "all"))
+_TAKING_LAYERS = frozenset(("link", "rule", "route", "all"))
 
 
 class _Request(Struct, frozen=True):
@@ -53,9 +57,9 @@ class _Request(Struct, frozen=True):
 
 
 class ApplierService:
-    """One host's applier process."""
+    """One host's applier process. `look` says what others use on this host; it runs in a thread of its own."""
 
-    def __init__(self, context: Context, kernel: Kernel) -> None:
+    def __init__(self, context: Context, kernel: Kernel, look: Callable[[], InUse]) -> None:
         self._context = context
         self._broker: Broker = context.broker
         self._cluster, self._host = context.settings.require_host()
@@ -74,10 +78,13 @@ class ApplierService:
         self._attempts = 0
         self._turn_ended_s = 0.0
         self._turns_made = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._watch = TunnelWatch(
             context.metrics, lambda links: self._in_thread(lambda: self._applier.handshakes(links)), self._tunnels_changed
         )
         self._reporter = Reporter(context, lambda: self._in_thread(kernel.public_key), lambda: self._in_thread(self._applier.uses_key))
+        self._in_use = InUseWatch(look, self._idle, lambda: self._turns_made, self._reporter.note)
 
     async def run(self) -> None:
         """Serve until told to stop. Raises Conflict when another applier serves this network namespace."""
@@ -91,6 +98,7 @@ class ApplierService:
                     group.create_task(self._serve("diff", self._diff), name="diff"),
                     group.create_task(self._watch_kernel(), name="events"),
                     group.create_task(self._watch.run(), name="tunnels"),
+                    group.create_task(self._in_use.run(), name="in-use"),
                 ]
                 group.create_task(self._reporter.run(), name="reports")  # ends by itself: nothing cuts a message short
                 await self._turns()
@@ -138,13 +146,17 @@ class ApplierService:
             self._reporter.put(report, update, stranger=True)
 
     async def _watch_kernel(self) -> None:
-        """Wake a turn when something happens that a waiting unit may wait for."""
+        """Wake a turn when something happens that a waiting unit may wait for; what others do may be a number that they take."""
         loop = asyncio.get_running_loop()
         async with EventSource() as source:
             async for event in source:
+                if loop.time() <= self._turn_ended_s + _ECHO_S:
+                    continue
                 waiting = any(isinstance(failure.error, Waiting) for failure in self._applier.failures.values())
-                if waiting and event.layer in _WAKING_LAYERS and loop.time() > self._turn_ended_s + _ECHO_S:
+                if waiting and event.layer in _WAKING_LAYERS:
                     self._wake.set()
+                if event.layer in _TAKING_LAYERS:
+                    self._in_use.hint()
 
     def _tunnels_changed(self) -> None:
         self._received_s = time.time()
@@ -183,7 +195,9 @@ class ApplierService:
         if requests:
             self._context.metrics.resyncs.labels("repair").inc()
         self._turn_ended_s = float("inf")
+        self._idle.clear()
         report = await self._in_thread(work)
+        self._idle.set()
         self._turn_ended_s = asyncio.get_running_loop().time()
         self._measure(current, report)
         self._due_s = None
@@ -270,4 +284,4 @@ def _is_retried(error: MeshmarkError) -> bool:
 
 async def main(context: Context) -> None:
     """Run the applier until the context says stop."""
-    await ApplierService(context, LinuxKernel(Path(context.settings.state_dir))).run()
+    await ApplierService(context, LinuxKernel(Path(context.settings.state_dir)), Look()).run()

@@ -10,6 +10,7 @@ from cyclopts import App
 from msgspec import Struct
 from rich.markup import escape
 
+from schemas.in_use import InUse
 from schemas.plan import SnapshotHead
 from schemas.status import ApplyReport, Timings, TunnelHealth, UnitReport
 from schemas.values import wire_name
@@ -85,7 +86,8 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
 
     A planner that holds plans back, because too much would go at once, is said to be frozen; see `meshmark accept`.
 
-    A tunnel that is dead leaves the routes, and is named: the host holds its plan all the same.
+    A tunnel that is dead leaves the routes, and is named: the host holds its plan all the same. So is a number of the plan (mark, table,
+    priority, port) that somebody else has begun to use on the host.
 
     The exit code is 2 unless every host (or HOST) holds its newest plan and nothing is held back. A host that is to hold nothing does not
     count.
@@ -124,7 +126,7 @@ def _row(one: Standing) -> tuple[str, ...]:
     count = len(one.report.units)
     units = "removed" if one.state == "gone" else f"{count} unit{'' if count == 1 else 's'}"
     held = _number(one.held_generation)
-    what = "; ".join((errors or units, *_dead(one.report.tunnels)))
+    what = "; ".join((errors or units, *_dead(one.report.tunnels), *_shared(one.report)))
     return (name, _coloured(one.state), held, wanted, one.report.capabilities.wireguard, escape(what))
 
 
@@ -132,6 +134,11 @@ def _dead(tunnels: TunnelHealth) -> list[str]:
     """What to say of tunnels that do not work."""
     found = [f"tunnel {item.link} withdrawn since {_utc(item.since_s)}: {item.reason}" for item in tunnels.withdrawn]
     return found + [f"tunnel {item.link} dead as all are since {_utc(item.since_s)}: {item.reason}" for item in tunnels.dead]
+
+
+def _shared(report: ApplyReport) -> list[str]:
+    """What to say of numbers that the host's plan and somebody else both use."""
+    return [f"others use its {collision}" for collision in report.collisions]
 
 
 def _show_one(one: Standing) -> None:
@@ -144,7 +151,8 @@ def _show_one(one: Standing) -> None:
         console.print(f"  last turn   {_operations(one.report.operations)}; {_times(one.report.timings)}")
         if one.report.tunnels.judged_by == "handshake":
             console.print("  tunnels     judged by handshakes only: no right to send probes (sysctl net/ipv4/ping_group_range)")
-        for line in _dead(one.report.tunnels):
+        console.print(f"  others use  {_in_use(one.report.in_use)}")
+        for line in (*_dead(one.report.tunnels), *_shared(one.report)):
             console.print(escape(f"  {line}"))
     reported = {unit.unit: unit for unit in one.report.units} if one.report else {}
     names = sorted(reported.keys() | one.wanted_units.keys())
@@ -154,6 +162,18 @@ def _show_one(one: Standing) -> None:
             ("UNIT", "STATE", "HELD", "WANTED", "ERROR"),
             [_unit_row(name, reported.get(name), one.wanted_units.get(name)) for name in names],
         )
+
+
+def _in_use(seen: InUse | None) -> str:
+    """The numbers that others use on a host, in one line."""
+    if seen is None:
+        return "not looked yet"
+    marks = ", ".join(f"{use.number:#x}" for use in seen.marks)
+    parts = {"marks": marks} | {
+        name: ", ".join(map(str, dict.fromkeys(use.number for use in uses)))
+        for name, uses in (("tables", seen.tables), ("priorities", seen.priorities), ("UDP ports", seen.ports))
+    }
+    return "; ".join(f"{name} {numbers}" for name, numbers in parts.items() if numbers) or "nothing that was seen"
 
 
 def _unit_row(name: str, reported: UnitReport | None, wanted: str | None) -> tuple[str, ...]:

@@ -72,6 +72,10 @@ class NetlinkSocket:
         for _ in self._answers(sequence):
             pass
 
+    def ask(self, kind: int, body: bytes) -> list[bytes]:
+        """Send one message and return what is answered before its acknowledgement."""
+        return [payload for _, payload in self._answers(self._send(kind, body, REQUEST | ACK))]
+
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """All objects of a table as bodies, from one undisturbed pass."""
         for _ in range(_DUMP_TRIES):

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 from services.cli.doctor.check import Check, Role, listed
 from services.cli.doctor.owners import owner
-from services.kernel.survey.values import ForeignRule, LinkSeen, MarkUse, PortSeen, Survey, Unknown
+from services.kernel.survey.values import LinkSeen, MarkUse, PortSeen, Survey, Unknown
 from services.planner import layout
 from services.planner.names import OVERLAY_LINK_PREFIX, TUNNEL_LINK_PREFIX
 
-_ALL = 0xFFFFFFFF
 _STRICT = 1
 _LOOK = "look from the host, as root: ss -lunp"
 _OWN_NAMESPACE = "give the gateway a network namespace of its own, or take the other agent's marks out of " + f"{layout.CLASS_MASK:#x}"
@@ -18,14 +17,12 @@ _OWN_NAMESPACE = "give the gateway a network namespace of its own, or take the o
 
 def tables(role: Role) -> tuple[int, ...]:
     """The route tables that a host of this role uses."""
-    return (layout.OUTGOING_TABLE, layout.INCOMING_TABLE) if role == "gateway" else (layout.NODE_TABLE,)
+    return layout.GATEWAY_TABLES if role == "gateway" else (layout.NODE_TABLE,)
 
 
 def priorities(role: Role) -> tuple[int, ...]:
     """The priorities of its policy rules."""
-    if role == "node":
-        return (layout.RULE_NODE,)
-    return (layout.RULE_CONTROL, layout.RULE_LOCAL_OUTGOING, layout.RULE_LOCAL_INCOMING, layout.RULE_OUTGOING, layout.RULE_INCOMING)
+    return layout.GATEWAY_RULES if role == "gateway" else (layout.RULE_NODE,)
 
 
 def checks(survey: Survey, role: Role) -> Iterator[Check]:
@@ -75,10 +72,8 @@ def _legacy(survey: Survey) -> list[str]:
 
 
 def _told(use: MarkUse) -> str:
-    value = "a mark" if use.value is None else f"{use.value:#x}"
-    mask = "" if use.mask in (use.value, _ALL) else f"/{use.mask:#x}"
     known = owner(use.mask, use.value)
-    return f"{use.where} {use.verb} {value}{mask}{f' (as {known})' if known else ''}"
+    return f"{use.text}{f' (as {known})' if known else ''}"
 
 
 def _tables(survey: Survey, role: Role) -> Check:
@@ -89,7 +84,7 @@ def _tables(survey: Survey, role: Role) -> Check:
     held = [f"{item.count} IPv{item.family} routes of others in table {item.table}" for item in survey.routes if item.table in own]
     if held:
         return Check("route tables", "problem", listed(held), f"move them: meshmark needs {names} for itself")
-    users = [] if isinstance(survey.rules, Unknown) else [_rule(rule) for rule in survey.rules if rule.table in own]
+    users = [] if isinstance(survey.rules, Unknown) else [rule.text for rule in survey.rules if rule.table in own]
     if users:
         return Check("route tables", "warning", f"others look up meshmark's tables: {listed(users)}", "have them use another table")
     return Check("route tables", "ok", f"{names}: nobody else is there")
@@ -100,16 +95,11 @@ def _priorities(survey: Survey, role: Role) -> Check:
     names = ", ".join(map(str, own))
     if isinstance(survey.rules, Unknown):
         return Check("rule priorities", "unknown", f"policy rules cannot be read ({survey.rules.reason})")
-    met = [_rule(rule) for rule in survey.rules if rule.priority in own]
+    met = [rule.text for rule in survey.rules if rule.priority in own]
     if met:
         advice = "among rules of one priority the older comes first: give the others another one"
         return Check("rule priorities", "warning", f"used by others: {listed(met)}", advice)
     return Check("rule priorities", "ok", f"{names}: nobody else is there")
-
-
-def _rule(rule: ForeignRule) -> str:
-    mark = f" fwmark {rule.fwmark:#x}/{rule.mask:#x}" if rule.mask else ""
-    return f"IPv{rule.family} rule {rule.priority}{mark} lookup {rule.table}"
 
 
 def _links(survey: Survey) -> Check:

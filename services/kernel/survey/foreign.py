@@ -22,8 +22,11 @@ _IFNAME, _LINKINFO, _IFALIAS, _KIND, _DATA = 3, 18, 20, 1, 2
 _PORTS = {"vxlan": 15, "geneve": 5}  # IFLA_VXLAN_PORT, IFLA_GENEVE_PORT
 _RULE_PRIORITY, _RULE_MARK, _RULE_TABLE, _RULE_MASK, _RULE_PROTOCOL = 6, 10, 15, 16, 21
 _ROUTE_OIF, _ROUTE_MULTIPATH, _ROUTE_TABLE = 4, 9, 15
+_TABLE_AT, _PROTOCOL_AT = 4, 5
 _HOP = struct.Struct("=HBBi")
 _BY_KERNEL = 2
+USUAL_TABLES = frozenset((0, 253, MAIN_TABLE, 255))
+"""No table, ``default``, ``main`` and ``local``: everybody's."""
 _FAMILIES = {socket.AF_INET: 4, socket.AF_INET6: 6}
 _NO_FAMILY = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.ENOENT)
 _ASKED_OTHERWISE = ("wireguard", "tun")
@@ -46,6 +49,20 @@ def routes(netlink: NetlinkSocket, tables: Iterable[int]) -> tuple[ForeignRoutes
         for family, number in _FAMILIES.items():
             counts[number, table] += sum(_INFO.unpack_from(body)[5] != OWN_PROTOCOL for body, _ in _routes(netlink, family, table))
     return tuple(ForeignRoutes(*key, count) for key, count in sorted(counts.items()) if count)
+
+
+def tables(netlink: NetlinkSocket) -> list[tuple[int, int]]:
+    """Family and number of each table, but the usual ones, that has routes which are not ours, in order."""
+    found = set()
+    for family, number in _FAMILIES.items():
+        for body in _dump(netlink, _GETROUTE, _INFO.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
+            # A router's main table may have a million routes: they are told by their headers alone.
+            if body[_TABLE_AT] in USUAL_TABLES or body[_PROTOCOL_AT] == OWN_PROTOCOL:
+                continue
+            table = number_of(attributes(body, _INFO.size).get(_ROUTE_TABLE, b""))
+            if table not in USUAL_TABLES:
+                found.add((number, table))
+    return sorted(found)
 
 
 def links(netlink: NetlinkSocket) -> dict[int, LinkSeen]:

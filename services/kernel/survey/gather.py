@@ -7,22 +7,16 @@ import ctypes
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec.structs import replace
-
-from services.kernel.links import rtnetlink
 from services.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
 from services.kernel.privilege import CAP_NET_ADMIN, has_capability
-from services.kernel.pyroute import Library
-from services.kernel.survey import foreign, netfilter, ports, probes
+from services.kernel.survey import devices, foreign, netfilter, ports, probes
 from services.kernel.survey.modules import Modules
-from services.kernel.survey.values import Ability, LinkSeen, Netfilter, Survey, Unknown
+from services.kernel.survey.values import Ability, Netfilter, Survey, Unknown
 from services.kernel.sysctls import normal
-from services.kernel.uapi import Userspace, socket_path
-from services.kernel.wireguard_kernel import KernelModule
 
 T = TypeVar("T")
 
@@ -60,7 +54,7 @@ def survey(tables: Iterable[int], udp_ports: Iterable[int]) -> Survey:
         legacy=_known(_legacy),
         rules=rules,
         routes=routes,
-        links=links if isinstance(links, Unknown) else _with_ports(links),
+        links=links if isinstance(links, Unknown) else devices.with_ports(links),
         ports=_known(lambda: ports.in_use(udp_ports)),
         uplinks=uplinks,
     )
@@ -102,29 +96,6 @@ def _legacy() -> tuple[str, ...]:
         with contextlib.suppress(FileNotFoundError):
             found += [f"{family} {name}" for name in (_PROC / "thread-self/net" / file).read_text(encoding="ascii").split()]
     return tuple(found)
-
-
-def _with_ports(links: Mapping[int, LinkSeen]) -> tuple[LinkSeen, ...]:
-    """The links, WireGuard devices with the port that they listen on."""
-    if not any(link.port is None for link in links.values()):
-        return tuple(links.values())
-    library = Library()
-    try:
-        module = KernelModule(library, rtnetlink(library))
-        return tuple(replace(link, port=_wireguard_port(link, module)) if link.port is None else link for link in links.values())
-    finally:
-        library.close()
-
-
-def _wireguard_port(link: LinkSeen, module: KernelModule) -> int | None:
-    """The device's UDP port; 0 for a tun device with nothing behind it that we know, None where it does not answer."""
-    if link.kind == "tun" and not socket_path(link.name).exists():
-        return 0
-    try:
-        state = module.get(link.name) if link.kind == "wireguard" else Userspace(lambda _: True).get(link.name)
-    except OSError:
-        return None
-    return state.listen_port
 
 
 def _sysctl(name: str) -> str | None:

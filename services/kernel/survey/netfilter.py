@@ -19,7 +19,8 @@ from schemas.host_objects import OWN_TABLE_PREFIX
 from services.kernel.netlink import BE32, NETLINK_NETFILTER, Attributes, NetlinkSocket, attributes, text_of
 from services.kernel.survey.values import Filter, MarkUse, Netfilter
 
-_GET_CHAIN, _GET_RULE = 10 << 8 | 4, 10 << 8 | 7  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETCHAIN and GETRULE
+_GET_CHAIN, _GET_RULE, _GET_GENERATION = 10 << 8 | 4, 10 << 8 | 7, 10 << 8 | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GET…
+_GENERATION_ID = 1
 _HEADER = 4  # nfgenmsg: family, version, resource
 _INET, _FORWARD, _DROP = 1, 2, 0
 _FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
@@ -55,6 +56,13 @@ def read() -> Netfilter:
         chains = netlink.dump(_GET_CHAIN, bytes(_HEADER))
         rules = netlink.dump(_GET_RULE, bytes(_HEADER))
     return decode(chains, rules)
+
+
+def generation() -> int:
+    """A number that every change of any table makes another one. Raises NetlinkError where it may not be read."""
+    with contextlib.closing(NetlinkSocket(NETLINK_NETFILTER)) as netlink:
+        answers = netlink.ask(_GET_GENERATION, bytes(_HEADER))
+    return next(_number(attributes(body, _HEADER)[_GENERATION_ID]) for body in answers)
 
 
 def decode(chains: Iterable[bytes], rules: Iterable[bytes]) -> Netfilter:

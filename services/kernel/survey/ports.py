@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from services.kernel.survey.values import PortSeen
 
-_LOCAL, _INODE = 1, 9
+_LOCAL, _REMOTE, _INODE = 1, 2, 9
 
 
 def in_use(wanted: Iterable[int], proc: Path = Path("/proc")) -> tuple[PortSeen, ...]:
@@ -16,17 +16,26 @@ def in_use(wanted: Iterable[int], proc: Path = Path("/proc")) -> tuple[PortSeen,
     A process in another PID namespace, or of somebody else when we are not root, is not seen; nor has a socket of the kernel one.
     """
     ports = set(wanted)
-    inodes: dict[str, int] = {}
-    for family in ("udp", "udp6"):
-        file = proc / "thread-self/net" / family
-        for line in file.read_text(encoding="ascii").splitlines()[1:] if file.exists() else ():
-            fields = line.split()
-            port = int(fields[_LOCAL].rpartition(":")[2], 16)
-            if port in ports:
-                inodes[fields[_INODE]] = port
+    inodes = {fields[_INODE]: port for fields in _sockets(proc) if (port := _port(fields)) in ports}
     owners = _owners(proc, set(inodes)) if inodes else {}
     found = {PortSeen(port, owners.get(inode)) for inode, port in inodes.items()}
     return tuple(sorted(found, key=lambda seen: (seen.port, seen.process or "")))
+
+
+def listening(proc: Path = Path("/proc")) -> dict[str, int]:
+    """The ports of all UDP sockets that take datagrams from anybody, by inode. Raises OSError where /proc cannot be read."""
+    return {fields[_INODE]: _port(fields) for fields in _sockets(proc) if not fields[_REMOTE].strip("0:")}
+
+
+def _sockets(proc: Path) -> Iterator[list[str]]:
+    for family in ("udp", "udp6"):
+        file = proc / "thread-self/net" / family
+        for line in file.read_text(encoding="ascii").splitlines()[1:] if file.exists() else ():
+            yield line.split()
+
+
+def _port(fields: list[str]) -> int:
+    return int(fields[_LOCAL].rpartition(":")[2], 16)
 
 
 def _owners(proc: Path, inodes: set[str]) -> dict[str, str]:

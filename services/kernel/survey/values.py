@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+_ALL = 0xFFFFFFFF
+
 AbilityState = Literal["yes", "installed", "no", "unknown"]
 
 
@@ -31,6 +33,12 @@ class MarkUse(Struct, frozen=True):
     mask: int
     value: int | None = None
 
+    @property
+    def text(self) -> str:
+        """For people: ``ip nat KUBE-MARK-MASQ sets 0x4000``."""
+        value = "a mark" if self.value is None else f"{self.value:#x}"
+        return f"{self.where} {self.verb} {value}{'' if self.mask in (self.value, _ALL) else f'/{self.mask:#x}'}"
+
 
 class ForeignRule(Struct, frozen=True):
     """Somebody else's policy rule. `family` is 4 or 6; `mask` 0: any mark."""
@@ -40,6 +48,12 @@ class ForeignRule(Struct, frozen=True):
     table: int
     fwmark: int = 0
     mask: int = 0
+
+    @property
+    def text(self) -> str:
+        """For people: ``IPv4 rule 900 fwmark 0x1/0x1 lookup 300``."""
+        mark = f" fwmark {self.fwmark:#x}/{self.mask:#x}" if self.mask else ""
+        return f"IPv{self.family} rule {self.priority}{mark} lookup {self.table}"
 
 
 class ForeignRoutes(Struct, frozen=True):

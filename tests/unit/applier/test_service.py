@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from schemas import codec
 from schemas.commands import Repair, Settled
 from schemas.epochs import first_epoch
 from schemas.host_objects import NftElement, PolicyRule, Route, VxlanLink, WireguardLink
+from schemas.in_use import InUse
 from schemas.plan import HostPlan, unit_tag
 from schemas.status import TunnelHealth
 from schemas.topology import PublicKey
@@ -44,8 +45,13 @@ CLASS_ROUTE = next(key for key, item in GATEWAY_PLAN.objects().items() if isinst
 DEADLINE_S = 10.0
 
 
+def blind() -> InUse:
+    """A look that sees nothing, so that nothing is told of it."""
+    raise PermissionError
+
+
 @contextlib.asynccontextmanager
-async def running(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel) -> AsyncIterator[StubBroker]:
+async def running(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel, look: Callable[[], InUse] = blind) -> AsyncIterator[StubBroker]:
     """The service while the body runs."""
     StubEvents.queue = asyncio.Queue()
     monkeypatch.setattr(service, "EventSource", StubEvents)
@@ -54,7 +60,7 @@ async def running(monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel) -> AsyncI
     broker: Any = StubBroker(stop)
     settings = Settings(cluster=NODE.cluster, host=NODE.name, state_dir=str(Path("unused")))
     context = Context(settings, broker, Metrics(), Readiness("applier"), stop, structlog.get_logger())
-    task = asyncio.create_task(ApplierService(context, kernel).run())
+    task = asyncio.create_task(ApplierService(context, kernel, look).run())
     try:
         async with asyncio.timeout(DEADLINE_S):
             await broker.served.wait()

@@ -7,6 +7,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from schemas.in_use import InUse, Use
 from schemas.plan import HostPlan, digest_of
 from schemas.status import ApplyReport, Capabilities, DeadTunnel, Outcome, Timings, TunnelHealth, UnitReport
 from schemas.values import Name
@@ -157,3 +158,19 @@ async def test_tunnels_that_are_withdrawn_are_shown_and_do_not_count(mesh: StubB
     mesh.report(replace(report(PLANS[GATEWAY], 3), tunnels=TunnelHealth(dead=(DeadTunnel("mt.0", 1_700_000_000.0, "no handshake"),))))
     assert await status("rome/gateway", output="table", nats=mesh) == 0
     assert "tunnel mt.0 dead as all are since" in capsys.readouterr().out
+
+
+async def test_numbers_that_others_use_are_shown_and_do_not_count(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    """Those that the plan has as well are named in the table; all of them where one host is shown; the host holds its plan."""
+    uses = InUse((Use(0x4000, "kube-proxy"),), (Use(52, "IPv4 routes", 4), Use(52, "IPv6 routes", 6)), (), (Use(53, "a UDP socket"),))
+    told = replace(report(PLANS[GATEWAY], 3), in_use=uses, collisions=("mark bits 0xff00: kube-proxy",))
+    mesh.report(told)
+    assert await status(output="table", nats=mesh) == 0
+    assert "others use its mark bits 0xff00: kube-proxy" in " ".join(capsys.readouterr().out.split())
+    assert await status("rome/gateway", output="table", nats=mesh) == 0
+    printed = capsys.readouterr().out
+    assert "others use  marks 0x4000; tables 52; UDP ports 53\n" in printed
+    assert "others use its mark bits 0xff00: kube-proxy" in printed
+    mesh.report(replace(told, in_use=InUse(), collisions=()))
+    assert await status("rome/gateway", output="table", nats=mesh) == 0
+    assert "others use  nothing that was seen" in capsys.readouterr().out
