@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from schemas.codec import DecodeError
+from schemas.in_use import InUse
 from schemas.plan import HostPlan, diff_units, digest_of
 from schemas.status import ApplyReport, Refusal
 from schemas.topology import KINDS, Gateway, Node, Peering, Topology, decode_topology
@@ -96,6 +97,8 @@ class Core:
         self._pending: dict[str, Pending] = {}
         self._blocked: dict[frozenset[str], _Moment] = {}
         self._dirty: set[HostId] = set()
+        self._reporting: set[HostId] = set()
+        """Hosts on which others use something else than when topology was heard last."""
 
     def restore(
         self, objects: Iterable[tuple[Topology, int]], published: Mapping[HostId, HostPlan], reports: Mapping[HostId, ApplyReport]
@@ -108,7 +111,9 @@ class Core:
             self.allocations.recover(self.state, joined, [_translations(Attachment(joined, place), published) for place in (0, 1)])
         self.allocations.allocate(self.state, list(self.state.objects.values()))
         self.published.update(published)
-        self.reports.update(reports)
+        for report in reports.values():
+            self.note_in_use(report)
+            self.report(report)
         self._compiler.refresh(list(self.state.objects.values()))
         self._dirty = {*self.state.hosts(), *self.published}
 
@@ -117,6 +122,7 @@ class Core:
         outcome = Outcome()
         for said in events:
             self._hear_one(said, outcome)
+        self._retry_reported(outcome)
         in_force = {entry.said.sequence for entry in outcome.admitted}
         outcome.refused = [refusal for refusal in outcome.refused if refusal.sequence not in in_force]
         if quiet:
@@ -130,6 +136,16 @@ class Core:
             return False
         item, before = _decoded(said), _decoded(earlier) if earlier is not None else None
         return self._overtaken(item, before) is not None
+
+    def note_in_use(self, report: ApplyReport) -> None:
+        """Note what others use on a host: what was refused because of that is tried again when topology is heard next, be it none."""
+        host = HostId(report.cluster, report.host)
+        if report.in_use is None or report.in_use == self.state.in_use.get(host, InUse()):
+            return
+        self.state.in_use.pop(host, None)
+        if report.in_use:
+            self.state.in_use[host] = report.in_use
+        self._reporting.add(host)
 
     def report(self, report: ApplyReport) -> None:
         """Note what a host says that it holds."""
@@ -257,6 +273,16 @@ class Core:
             self.sequences[key.ref] = max(said.sequence, self.sequences.get(key.ref, 0))
             self._dirty |= self._compiler.refresh([key])
             outcome.admitted.append(Admitted(key.ref, None, said))
+
+    def _retry_reported(self, outcome: Outcome) -> None:
+        """Try what was refused again if a host was in its way that reports something else now."""
+        refs = {f"{kind}/{cluster}/{name}" for cluster, name in self._reporting for kind in ("Node", "Gateway")}
+        self._reporting.clear()
+        circles = [circle for circle, moment in self._blocked.items() if moment.blocker in refs]
+        for circle in circles:
+            del self._blocked[circle]
+        if circles or any(wish.waits_for in refs for wish in self._pending.values()):
+            self._retry_pending(outcome)
 
     def _retry_pending(self, outcome: Outcome) -> None:
         """Try what was refused again, until nothing more is admitted."""

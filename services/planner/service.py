@@ -129,6 +129,7 @@ class Planner:
             await dead_letter(self._broker, "planner", message, str(error))
 
     async def _hear_report(self, report: ApplyReport) -> None:
+        self._core.note_in_use(report)
         if self._plans.accounts_for(report):
             self._core.report(report)
             return

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 from schemas.allocation import Remaps
+from schemas.in_use import InUse
 from schemas.objects import PassThrough
 from schemas.topology import Cluster, Gateway, IpMapping, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
 from schemas.values import Address, Prefix
@@ -94,6 +95,8 @@ class State:
 
     def __init__(self, objects: Iterable[Topology] = (), remaps: dict[PeeringId, Remaps] | None = None) -> None:
         self.remaps: dict[PeeringId, Remaps] = {} if remaps is None else remaps
+        self.in_use: dict[HostId, InUse] = {}
+        """What hosts report as used by others, of those that report anything: for what is to be admitted, and of no plan's making."""
         self.objects: dict[str, Topology] = {}
         self.clusters: dict[str, Cluster] = {}
         self.peerings: dict[str, Peering] = {}
@@ -192,7 +195,9 @@ class State:
             self.mappings[item.home].by_leader = None
 
     def copy(self) -> State:
-        return State(self.objects.values(), dict(self.remaps))
+        found = State(self.objects.values(), dict(self.remaps))
+        found.in_use = self.in_use
+        return found
 
     def seeing(self, remaps: dict[PeeringId, Remaps]) -> State:
         """The very same objects with other remaps from pools; to be read only."""

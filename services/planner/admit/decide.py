@@ -12,6 +12,7 @@ from services.planner import layout
 from services.planner.admit import cluster as clusters
 from services.planner.admit import firewall, hosts, mapping, routing
 from services.planner.admit import peering as peerings
+from services.planner.admit.in_use import taken_by_others
 from services.planner.admit.problem import Problem, as_problems, missing_cluster
 from services.planner.remaps import with_choices
 from services.planner.state import HostId, State
@@ -19,7 +20,7 @@ from services.planner.state import HostId, State
 
 def admit(item: Topology, state: State) -> Problem | None:
     """None when `item` may be put into `state`, else the first problem found."""
-    return next(chain(_succession(item, state), _problems(item, state)), None)
+    return next(chain(_succession(item, state), _problems(item, state), taken_by_others(item, state.objects.get(item.ref), state)), None)
 
 
 def admit_together(wishes: Mapping[str, Topology | None], state: State) -> Problem | None:
@@ -37,7 +38,9 @@ def admit_together(wishes: Mapping[str, Topology | None], state: State) -> Probl
     trial = with_choices(trial, _joined(trial, items))
     removals = (_removal(state.objects[ref], trial) for ref, item in wishes.items() if item is None and ref in state.objects)
     # One after the other: what comes later rests on what was asked before.
-    return next(chain(*removals, *(chain(_succession(item, state), _problems(item, trial)) for item in items)), None)
+    asked = (chain(_succession(item, state), _problems(item, trial)) for item in items)
+    others = (taken_by_others(item, state.objects.get(item.ref), trial) for item in items)
+    return next(chain(*removals, *asked, *others), None)
 
 
 def _joined(state: State, items: Iterable[Topology]) -> list[Peering]:
