@@ -9,7 +9,9 @@
 A rule is open when no guard stands in its table, as published rules are: it may match packets at once, and without routes in the table
 these would go elsewhere. So it comes after all routes, and goes before them, be it with its unit (step 1) or alone (step 5).
 
-A link that has to be made again takes its addresses, neighbours, peers and routes with it: they are connected again after it.
+A link that has to be made again takes its addresses, neighbours, peers and routes with it: they are connected again after it. A link that
+goes while another one takes its place in the kernel (the same far end and number, or the same port, under another name) goes just before
+that comes.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ def order(changes: Sequence[Change], held: Mapping[str, Held], target: Mapping[s
     nft = with_dependents([change for change in changes if change.subject.layer == "nft"], target)
     early: list[Change] = []
     late: list[Change] = []
+    giving_way: list[Change] = []
+    taken = {_place(change.new) for change in changes if isinstance(change.new, Link)}
     arriving: list[Change] = []
     for change in changes:
         if change.subject.layer == "nft":
@@ -45,11 +49,13 @@ def order(changes: Sequence[Change], held: Mapping[str, Held], target: Mapping[s
             arriving.append(change)
         elif change.key in leaving and _may_leave_early(change.subject, guarded):
             early.append(change)
+        elif isinstance(change.old, Link) and _place(change.old) in taken:
+            giving_way.append(change)
         else:
             late.append(change)
     arriving += _dependents(arriving, held, target)
     staged = [change for change in arriving if _is_staged(change.subject, guarded)]
-    connecting = [change for change in arriving if not _is_staged(change.subject, guarded)]
+    connecting = [*giving_way, *(change for change in arriving if not _is_staged(change.subject, guarded))]
     return Steps(
         leave=_ranked(early, _LEAVE_RANK, guarded),
         stage=_ranked(staged, _ARRIVE_RANK, guarded),
@@ -101,6 +107,11 @@ def _links_of(item: PlanObject) -> set[str]:
             return {item.link} if isinstance(item, OnLink) else set()
 
 
+def _place(link: Link) -> tuple[object, ...]:
+    """What the kernel gives to one link of a kind only, whatever its name."""
+    return ("port", link.listen_port) if isinstance(link, WireguardLink) else (type(link), link.vni, link.remote, link.port)
+
+
 def _kind(item: Held, guarded: Collection[int]) -> str:
     if isinstance(item, Route):
         return "guard" if not item.hops else "class route"
@@ -121,9 +132,11 @@ def _ranked(changes: Sequence[Change], rank: tuple[str, ...], guarded: Collectio
 def _within_rank(change: Change) -> int:
     """Tunnels that move to higher ports go from the last one on, others from the first: each finds its port left by the one before.
 
-    Routes by device come before those by a neighbour, whom the kernel must find by one of them.
+    Before all of them a link goes that gives way. Routes by device come before those by a neighbour, whom the kernel must find by one.
     """
     old, new = change.old, change.new
+    if isinstance(old, Link) and new is None:
+        return -1 << 16
     if isinstance(old, WireguardLink) and isinstance(new, WireguardLink):
         return -new.listen_port if new.listen_port > old.listen_port else new.listen_port
     return int(isinstance(new, Route) and any(hop.via for hop in new.hops))

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from schemas.codec import decode, encode
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport
+from services.planner.names import overlay_link
 from services.planner.state import HostId
 from tests.hosts import LinuxHost
-from tests.topologies import ROME_GATEWAY, keys, settled_plans, two_clusters
+from tests.topologies import ROME_GATEWAY, keys, node, settled_plans, two_clusters
 
 pytestmark = pytest.mark.privileged
 
@@ -114,3 +116,32 @@ def test_a_foreign_link_in_the_way_stops_one_unit_only(host: LinuxHost) -> None:
     assert "unreachable 10.61.0.0/16" in host.run("ip", "route")
     host.run("ip", "link", "del", "mo.gateway")
     assert applied(host, plan).outcome == "applied"
+
+
+def test_links_of_long_names_and_of_names_that_fill_the_limit(host: LinuxHost) -> None:
+    """Nodes whose names are equal in their first 15 bytes, one that just fits and one that just does not: each has its own link."""
+    names = ("aws-common-us-east-1", "aws-common-us-east-2", "twelve-bytes", "thirteen-byte", "ip-10-0-1-23.eu-west-1.compute.internal")
+    hosts = [node(name, 20 + number) for number, name in enumerate(names)]
+    items = [item for item in two_clusters(0) if item.kind != "Endpoint"]
+    plan = settled_plans([*items, *hosts, *keys()])[ROME_GATEWAY]
+    assert applied(host, plan).outcome == "applied"
+    links = {line.split(": ")[1].split("@")[0] for line in host.run("ip", "-o", "link", "show", "type", "vxlan").splitlines()}
+    assert links == {overlay_link(name) for name in names}
+    assert "mo.twelve-bytes" in links
+    assert len(links) == len(names)
+    assert host.differences(plan) == []
+
+
+@pytest.mark.parametrize("old", ["mo.old-scheme", "liqo.n556fkng95"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+def test_links_of_an_earlier_naming_go_when_those_of_the_new_one_come(host: LinuxHost, old: str, restarted: bool) -> None:
+    """The kernel takes no second link of the same far end and number: the old one, known by its alias, goes in the same turn."""
+    plan = settled_plans([*two_clusters(1), *keys()])[ROME_GATEWAY]
+    before = decode(encode(plan).replace(b"mo.worker-1", old.encode()), HostPlan)
+    assert applied(host, before).outcome == "applied"
+    assert old in host.run("ip", "-brief", "link")
+    if restarted:
+        host.restart()
+    assert applied(host, plan, 2).outcome == "applied"
+    assert old not in host.run("ip", "-brief", "link")
+    assert host.differences(plan) == []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.host_objects import LinkAddress, NextHop, PolicyRule, Route, WireguardLink
+from schemas.host_objects import LinkAddress, NextHop, PolicyRule, Route, VxlanLink, WireguardLink
 from schemas.plan import Entry, HostPlan, unit_tag
 from schemas.topology import Topology
-from schemas.values import Address, Name, Prefix
+from schemas.values import Address, Mac, Name, Prefix
 from services.applier.core import Applier
 from services.applier.steps import order
 from services.kernel.fake import FakeHost, FakeKernel
@@ -245,3 +245,29 @@ def test_ports_move_without_meeting(first: int, second: int) -> None:
 
 def base() -> list[Topology]:
     return [item for item in two_clusters() if item.kind != "Peering"]
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_link_goes_before_one_that_takes_its_place(back: bool) -> None:
+    """Of another name with the same far end and number, or the same port: the kernel has room for one. Nothing else goes early."""
+    far, mac = Address("172.18.0.11"), Mac("02:00:00:00:00:01")
+    vxlans = [VxlanLink(name, 7, Address("172.18.0.10"), far, mac, 1450) for name in ("mo.new", "liqo.old")]
+    tunnels = [WireguardLink(name, 51840, 1420) for name in ("mt.0", "wg.old")]
+    other = VxlanLink("mo.other", 8, Address("172.18.0.10"), far, mac, 1450)
+    new, old = ({item.key: item for item in pair} for pair in zip(vxlans, tunnels, strict=True))
+    before, after = (new, old) if back else ({**old, other.key: other}, new)
+    steps = order(changes(before, after), before, after, ())
+    made = [(change.key, change.verb) for change in steps.connect]
+    assert len(made) == 4
+    for pair in (vxlans, tunnels):
+        going, coming = (item.key for item in (pair if back else pair[::-1]))
+        assert made.index((going, "remove")) < made.index((coming, "add"))
+    assert [change.key for change in steps.remove] == ([] if back else [other.key])
+
+
+def test_fewer_tunnels_on_other_ports_do_not_meet() -> None:
+    """The last tunnel goes before the one before it moves to its port."""
+    before, after = (settled_plans([*base(), item, *keys()])[ROME_GATEWAY].objects() for item in (peering(3), peering(2, port=51841)))
+    steps = order(changes(before, after), before, after, ())
+    links = [change.key for change in steps.connect if change.key.startswith("link mt.")]
+    assert links == ["link mt.2", "link mt.1", "link mt.0"]
