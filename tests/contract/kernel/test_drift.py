@@ -56,6 +56,11 @@ TAMPERINGS = {
         _put(ListedChain(TABLE, "classify", ("accept",), "filter", "prerouting", -150)),
         (f"chain {TABLE} classify",),
     ),
+    "rule bound to an interface's number": Tampering(
+        f"nft insert rule inet {TABLE} classify iif lo accept",
+        _put(ListedChain(TABLE, "classify", ("iif 1 accept",), "filter", "prerouting", -150)),
+        (f"chain {TABLE} classify",),
+    ),
     "chain emptied": Tampering(
         f"nft flush chain inet {TABLE} forward", _edit(f"chain {TABLE} forward", rules=()), (f"chain {TABLE} forward",)
     ),

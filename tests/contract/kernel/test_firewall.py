@@ -263,13 +263,13 @@ def test_rules_match_interfaces_that_come_later_and_come_again(host: Host) -> No
 
 
 def test_wildcards_and_exact_names_in_one_set(host: Host) -> None:
-    """All that begins so, and the exact name; nothing else."""
+    """All that begins so, whoever made it, and the exact name; nothing else. Who means meshmark's own says ``@tunnels``."""
+    names = ("liqo-tunnel", "liqo-tunnel1", "liqo-tunnel10", "liqo-tunnelX", "eth0", "eth01", "liqo-tunne", "liqo*")
     named = {"name": "arriving", "type": "ifname", "elements": ["liqo-tunnel*", "eth0"]}
     for item in (arriving("@arriving", sets=[named]), arriving(["liqo-tunnel*", "eth0"])):
         host.hold()
         host.hold(item)
-        hits = {name: counts(host, name) for name in ("liqo-tunnel", "liqo-tunnel1", "liqo-tunnel10", "eth0", "eth01", "liqo-tunne")}
-        assert hits == {"liqo-tunnel": True, "liqo-tunnel1": True, "liqo-tunnel10": True, "eth0": True, "eth01": False, "liqo-tunne": False}
+        assert [name for name in names if counts(host, name)] == ["liqo-tunnel", "liqo-tunnel1", "liqo-tunnel10", "liqo-tunnelX", "eth0"]
         assert host.differences() == []
 
 

@@ -10,10 +10,10 @@ import pytest
 from schemas import codec
 from schemas.host_objects import VxlanLink
 from schemas.topology import Topology
-from schemas.values import Name
-from services.planner.core import Core, Said
+from schemas.values import Address, Name
+from services.planner.core import Core, Outcome, Said
 from services.planner.names import LINK_NAME_BYTES, overlay_link
-from tests.topologies import ROME_GATEWAY, dual_stack, node, settled_plans, tell, two_clusters
+from tests.topologies import ROME_GATEWAY, dual_stack, node, peering, pod, settled_plans, tell, two_clusters
 
 SPELLINGS: dict[str, tuple[str, str, Any, Any]] = {
     "capitals and zeros": ("Cluster/rome/rome", "podPrefixes", "fd00:200::/48", "FD00:0200:0:0::/48"),
@@ -46,13 +46,53 @@ def test_another_spelling_is_no_change(case: str) -> None:
     assert core.steps() == []
 
 
-def test_an_address_alone_is_the_prefix_of_one_address() -> None:
-    """As a prefix, `192.0.2.9` is 192.0.2.9/32, and 2001:db8::5 a /128."""
+@pytest.mark.parametrize("item", [pod("twin", "worker-2", "fd00:200:0:1::10"), node("twin", 9, addresses=(Address("2001:db8:18::11"),))])
+def test_an_address_that_is_taken_is_taken_in_any_spelling(item: Topology) -> None:
+    """A second pod or node under an address that another one has, written otherwise, is refused with the other's name."""
     core = Core()
-    data = json.loads(codec.encode(two_clusters()[0]))
-    data["externalPrefixes"] = ["192.0.2.9", "10.70.0.0/16"]
-    core.hear([Said(("cluster", "rome", "rome"), json.dumps(data).encode(), 1)])
-    assert core.state.clusters["rome"].external_prefixes[0] == "192.0.2.9/32"
+    tell(core, dual_stack())
+    data = json.loads(codec.encode(item))
+    data["addresses"] = [{"fd00:200:0:1::10": "FD00:200::1:0:0:0:0010", "2001:db8:18::11": "2001:DB8:18:0:0::0011"}[data["addresses"][0]]]
+    (refusal,) = core.hear([Said((item.kind.lower(), item.home, item.name), json.dumps(data).encode(), 90)]).refused
+    assert (refusal.field, refusal.other) == ("$.addresses[0]", "Endpoint/rome/shop" if item.kind == "Endpoint" else "Node/rome/worker-1")
+
+
+def heard_with(prefixes: list[str], core: Core, sequence: int = 1) -> Outcome:
+    """What comes of rome with these external prefixes."""
+    data = json.loads(codec.encode(dual_stack()[0]))
+    data["externalPrefixes"] = prefixes
+    return core.hear([Said(("cluster", "rome", "rome"), json.dumps(data).encode(), sequence)])
+
+
+def test_an_address_alone_is_the_prefix_of_one_address() -> None:
+    """As a prefix, `192.0.2.9` is 192.0.2.9/32, and 2001:db8::5 a /128, in whatever spelling."""
+    core = Core()
+    heard_with(["192.0.2.9", "2001:db8::0005"], core)
+    assert core.state.clusters["rome"].external_prefixes == ("192.0.2.9/32", "2001:db8::5/128")
+    (again,) = heard_with(["192.0.2.9/32", "2001:DB8::5"], core, 2).admitted
+    assert again.item == core.state.clusters["rome"]
+
+
+def test_a_prefix_with_host_bits_leaves_the_way_free_for_the_right_one() -> None:
+    """It is refused and forgotten; the right one comes in, in any spelling, and again as nothing new."""
+    core = Core()
+    assert heard_with(["10.61.5.9/16", "2001:DB8:0:0::5/64"], core, 1).refused
+    assert heard_with(["10.61.0.0/16", "2001:DB8:0:0::/64"], core, 2).admitted
+    before = core.state.clusters["rome"]
+    assert before.external_prefixes == ("10.61.0.0/16", "2001:db8::/64")
+    heard_with(["10.61.0.0/16", "2001:db8::/64"], core, 3)
+    assert core.state.clusters["rome"] == before
+
+
+def test_a_remap_without_a_length_is_one_address_and_refused() -> None:
+    """It would lead a whole prefix to one address: the refusal says which length is meant, and what was in force stays."""
+    core = Core()
+    tell(core, two_clusters())
+    data = json.loads(codec.encode(peering()))
+    data["ends"][0]["remapPods"] = ["10.61.0.0"]
+    (refusal,) = core.hear([Said(("peering", "rome", "rome-milan"), json.dumps(data).encode(), 90)]).refused
+    assert (refusal.field, "write a /16" in refusal.reason) == ("$.ends[0].remapPods[0]", True)
+    assert core.state.objects["Peering/rome/rome-milan"] == peering()
 
 
 @pytest.mark.parametrize(
