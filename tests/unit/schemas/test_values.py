@@ -80,6 +80,7 @@ def test_a_good_value_takes_its_canonical_form(kind: type[Text], spelled: str, c
         (Address, "fd00:::1", "write it like 10.61.0.5 or fd00:61::5"),
         (Address, "host.example", "write it like 10.61.0.5"),
         (Endpoint, "192.0.2.7", "write it like 192.0.2.7:51840"),
+        (Endpoint, "a1b2.elb.eu-west-1.amazonaws.com:51840", "write it like 192.0.2.7:51840"),
         (Endpoint, "192.0.2.7:0", "write it like 192.0.2.7:51840"),
         (Endpoint, "192.0.2.7:65536", "write it like 192.0.2.7:51840"),
         (Endpoint, "192.0.2.7:+80", "write it like 192.0.2.7:51840"),
