@@ -24,11 +24,12 @@ from schemas.status import ApplyReport, Capabilities, UnitReport
 from schemas.topology import Pod
 from schemas.values import Address, Key, Name
 from services.applier.core import Applier
-from services.kernel.port import ALL_LAYERS, Flow
+from services.kernel.port import ALL_LAYERS, Flow, PeerSeen
 from services.kernel.transaction import Change, Marker, Observed
 from services.planner.admit import admit
 from services.planner.compile import Compiler, compile_host
 from services.planner.core import Core, Said, Step
+from services.runtime.errors import MeshmarkError
 
 T = TypeVar("T")
 
@@ -81,9 +82,13 @@ class SilentKernel:
     def marker(self) -> Marker | None:
         return None
 
-    def handshake_s(self, link: str) -> float:
+    def write_peers(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
+        del changes
+        return {}
+
+    def peers(self, link: str) -> Sequence[PeerSeen]:
         del link
-        return 0.0
+        return ()
 
     def flows(self) -> Iterable[Flow]:
         return ()

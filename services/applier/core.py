@@ -122,7 +122,7 @@ class Applier:
 
     def handshakes(self, links: Collection[str]) -> dict[str, float]:
         """When each of these tunnels last shook hands: Unix time, 0 for never."""
-        return {link: self._kernel.handshake_s(link) for link in links}
+        return {link: max((peer.handshake_s for peer in self._kernel.peers(link)), default=0.0) for link in links}
 
     def differences(self, plan: HostPlan) -> list[Difference]:
         """Where the kernel differs from `plan` without what is withdrawn, read now."""

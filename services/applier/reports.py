@@ -121,7 +121,10 @@ class Reporter:
         await self._publish(subjects.status(self._cluster, self._host), codec.encode(report), update)
 
     async def _publish_key(self, update: Update) -> None:
-        """Publish the public key, and again, until the plan shows that the planner knows it."""
+        """Publish the public key, and again, until the plan shows that the planner knows it.
+
+        Not before there is a device: peers would send to a host that does not listen, or to somebody else's port.
+        """
         links = [item for item in update.plan.objects().values() if isinstance(item, WireguardLink)]
         self._key_lacking = False
         if not links:
@@ -130,18 +133,21 @@ class Reporter:
         if key is None:
             return
         self._key_lacking = any(link.public_key != key for link in links)
-        if self._key_lacking and asyncio.get_running_loop().time() - self._key_said_s >= _KEY_REPEAT_S:
+        is_due = asyncio.get_running_loop().time() - self._key_said_s >= _KEY_REPEAT_S
+        if self._key_lacking and is_due and await self._is_key_used():
             await self._say_key(key, update)
 
     async def _say_used_key(self, update: Update | None) -> None:
         """Publish the public key if a device has it, whatever the plan says."""
+        if await self._is_key_used() and (key := await self._own_key()) is not None:
+            await self._say_key(key, update)
+
+    async def _is_key_used(self) -> bool:
         try:
-            used = await self._uses_key()
+            return await self._uses_key()
         except MeshmarkError as error:
             _log.warning("links_unreadable", error=str(error))
-            return
-        if used and (key := await self._own_key()) is not None:
-            await self._say_key(key, update)
+            return False
 
     async def _own_key(self) -> Key | None:
         try:

@@ -7,6 +7,7 @@ applied, its traffic meets `unreachable` instead of the uplink (docs/decisions/0
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
@@ -105,24 +106,31 @@ class Turn:
     # Steps -----------------------------------------------------------------------------------------------------------------------
 
     def _write(self, changes: Sequence[Change]) -> None:
-        for change in changes:
-            if self._is_off(change):
-                continue
-            try:
-                self._kernel.write(change)
-            except OutcomeUnknown as error:
-                # It may be there: undone as if it were, and the kernel is read before the next turn.
-                self._made.append(change)
-                self._trusted = False
-                self._fail(change.key, error)
-            except MeshmarkError as error:
-                if change.old is not None and change.new is not None:
-                    # Half of a replacement may have been made, as a port that was left before the new one was refused.
-                    self._made.append(change)
-                    self._trusted = False
-                self._fail(change.key, error)
-            else:
-                self._made.append(change)
+        for _, group in itertools.groupby(changes, key=_together):
+            batch = [change for change in group if not self._is_off(change)]
+            errors = self._written(batch) if batch else {}
+            self._made += [change for change in batch if change.key not in errors]
+            for change in batch:
+                if change.key in errors:
+                    self._note(change, errors[change.key])
+
+    def _written(self, batch: list[Change]) -> Mapping[str, MeshmarkError]:
+        """Make changes that go together, and say which of them failed."""
+        if batch[0].subject.layer == "wireguard":
+            return self._kernel.write_peers(batch)
+        try:
+            self._kernel.write(batch[0])
+        except MeshmarkError as error:
+            return {batch[0].key: error}
+        return {}
+
+    def _note(self, change: Change, error: MeshmarkError) -> None:
+        # An unknown outcome may be there, and so may half of a replacement, as a port that was left before the new one was refused: it is
+        # undone as if it were, and the kernel is read before the next turn.
+        if isinstance(error, OutcomeUnknown) or (change.old is not None and change.new is not None):
+            self._made.append(change)
+            self._trusted = False
+        self._fail(change.key, error)
 
     def _commit(self, changes: Sequence[Change]) -> None:
         """Commit the batch; when it fails, unit by unit, so that only the faulty ones stay behind."""
@@ -234,3 +242,8 @@ class Turn:
         if not held:
             return None
         return Marker(scope.epoch, scope.generation, {unit_tag(name): digest_of(unit) for name, unit in held.items()})
+
+
+def _together(change: Change) -> str:
+    """Peers of one link go to it together; everything else goes by itself."""
+    return f"peers {change.key.split(' ')[1]}" if change.subject.layer == "wireguard" else change.key

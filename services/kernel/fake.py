@@ -39,20 +39,23 @@ from services.kernel.failures import missing_kind
 from services.kernel.fake_nft import committed, listed
 from services.kernel.links import changes_in_place
 from services.kernel.neighbours import check as check_entry
-from services.kernel.port import ALL_LAYERS, Flow
+from services.kernel.peers import as_planned, refusal, sorted_prefixes
+from services.kernel.port import ALL_LAYERS, Flow, PeerSeen
 from services.kernel.routes import check as check_route
 from services.kernel.routes import in_kernel_form
 from services.kernel.sysctls import normal
 from services.kernel.transaction import Change, Held, Listed, Marker, Observed
-from services.kernel.wireguard import sorted_prefixes
-from services.runtime.errors import Conflict, OutcomeUnknown, Permanent, Waiting
+from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Waiting
 
 _DEFAULT_SYSCTL = "0"
 
 
 @dataclass
 class FakeHost:
-    """The machine's state. `objects` are ours by key, `foreign` are somebody else's: never listed, changed or removed."""
+    """The machine's state. `objects` are ours by key, `foreign` are somebody else's: never listed, changed or removed.
+
+    `handshakes_s` are the last ones by link, and `ports` are UDP ports that others have, with their names.
+    """
 
     objects: dict[str, Held] = field(default_factory=dict)
     foreign: dict[str, Held] = field(default_factory=dict)
@@ -61,6 +64,7 @@ class FakeHost:
     marker: Marker | None = None
     flows: list[Flow] = field(default_factory=list)
     handshakes_s: dict[str, float] = field(default_factory=dict)
+    ports: dict[int, str] = field(default_factory=dict)
     private_key: bytes = bytes(range(32))
     wireguard: Literal["kernel", "userspace", "none"] = "kernel"
     geneve: bool = True
@@ -91,6 +95,8 @@ class FakeKernel:
 
     def read(self, wanted: Mapping[str, PlanObject], layers: Collection[Layer] = ALL_LAYERS) -> Observed:
         found = {key: listed(item) for key, item in self.host.objects.items() if item.layer in layers}
+        if "wireguard" in layers:
+            found |= as_planned({key: item for key, item in found.items() if isinstance(item, WireguardPeer)}, wanted)
         if "sysctl" in layers:
             names = {item.name for item in wanted.values() if isinstance(item, Sysctl)} | set(self.host.kept_sysctls)
             found |= {f"sysctl {name}": Sysctl(name, value) for name in sorted(names) if (value := self._sysctl(name)) is not None}
@@ -110,6 +116,15 @@ class FakeKernel:
         if error is not None:
             raise error
 
+    def write_peers(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
+        errors: dict[str, MeshmarkError] = {}
+        for change in sorted(changes, key=lambda change: change.new is None):
+            try:
+                self.write(change)
+            except MeshmarkError as error:
+                errors[change.key] = error
+        return errors
+
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         errors = [error for change in batch if (error := self.fail(change)) is not None]
         refused = next((error for error in errors if not isinstance(error, OutcomeUnknown)), None)
@@ -124,8 +139,10 @@ class FakeKernel:
     def marker(self) -> Marker | None:
         return self.host.marker
 
-    def handshake_s(self, link: str) -> float:
-        return self.host.handshakes_s.get(link, 0.0) if f"link {link}" in self.host.objects else 0.0
+    def peers(self, link: str) -> Sequence[PeerSeen]:
+        handshake_s = self.host.handshakes_s.get(link, 0.0)
+        held = [item for item in self.host.objects.values() if isinstance(item, WireguardPeer) and item.link == link]
+        return [PeerSeen(item.public_key, item.endpoint, handshake_s) for item in held]
 
     def flows(self) -> Iterable[Flow]:
         return list(self.host.flows)
@@ -172,6 +189,8 @@ class FakeKernel:
             raise Permanent(msg)
         if isinstance(wanted, OverlayLink):
             self._check_tunnel(wanted)
+        elif not isinstance(held, WireguardLink) or held.listen_port != wanted.listen_port:
+            self._need_port(wanted)
         if held is not None and not _changes_in_place(held, wanted):
             self._remove_link(wanted.name)
         elif isinstance(held, Listed) or (isinstance(held, OverlayLink) and isinstance(wanted, OverlayLink) and held.mac != wanted.mac):
@@ -179,6 +198,12 @@ class FakeKernel:
         if isinstance(wanted, GeneveLink) and not self.host.geneve:
             raise Permanent(missing_kind(wanted.name, "geneve"))
         self.host.objects[wanted.key] = self._normal(wanted)
+
+    def _need_port(self, wanted: WireguardLink) -> None:
+        others = {item.listen_port: item.key for item in self.host.objects.values() if isinstance(item, WireguardLink)}
+        if taker := (self.host.ports | others).get(wanted.listen_port):
+            msg = f"{wanted.key}: UDP port {wanted.listen_port} is taken by {taker}; end that or plan another port"
+            raise Conflict(msg)
 
     def _check_tunnel(self, wanted: OverlayLink) -> None:
         for other in self.host.objects.values():
@@ -191,9 +216,8 @@ class FakeKernel:
         if not isinstance(self.host.objects.get(f"link {wanted.link}"), WireguardLink):
             msg = f"{wanted.key}: there is no WireGuard device {wanted.link} of ours"
             raise Waiting(msg, f"link {wanted.link}")
-        if wanted.public_key == self._public:
-            msg = f"{wanted.key}: a host cannot be its own peer"
-            raise Permanent(msg)
+        if (refused := refusal(Change(None, wanted), self._public)) is not None:
+            raise refused
         taken = set(wanted.allowed_ips)
         for key, other in list(self.host.objects.items()):
             if isinstance(other, WireguardPeer) and other.link == wanted.link and key != wanted.key:

@@ -21,19 +21,21 @@ from services.kernel.addresses import Addresses
 from services.kernel.conntrack import Conntrack
 from services.kernel.links import Device, Links, held_overlay, rtnetlink
 from services.kernel.neighbours import Neighbours
-from services.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
+from services.kernel.netlink import NETLINK_GENERIC, NETLINK_ROUTE, NetlinkSocket
 from services.kernel.nft.engine import LibNftables, NftEngine
 from services.kernel.nft.reference import Reference
-from services.kernel.port import ALL_LAYERS, Flow
+from services.kernel.peers import sorted_prefixes
+from services.kernel.port import ALL_LAYERS, Flow, PeerSeen
 from services.kernel.pyroute import Library
 from services.kernel.routes import Routes, in_kernel_form
 from services.kernel.rules import Rules
 from services.kernel.sysctls import Sysctls, normal
 from services.kernel.transaction import Change, Held, Listed, Marker, Observed
 from services.kernel.uapi import Userspace
-from services.kernel.wireguard import KeyFile, Wireguard, sorted_prefixes
+from services.kernel.wireguard import Wireguard
 from services.kernel.wireguard_kernel import KernelModule
-from services.runtime.errors import Permanent
+from services.kernel.wireguard_key import KeyFile
+from services.runtime.errors import MeshmarkError, Permanent
 
 _BY_DEVICE: frozenset[Layer] = frozenset(("link", "address", "neighbour", "wireguard", "route"))
 
@@ -55,7 +57,8 @@ class LinuxKernel:
         self._rules = Rules(self._netlink)
         self._sysctls = Sysctls(state_dir)
         self._keys = KeyFile(state_dir)
-        self._module = KernelModule(self._library, links)
+        self._generic = NetlinkSocket(NETLINK_GENERIC)
+        self._module = KernelModule(self._generic, links)
         userspace = Userspace(lambda name: self._links.device(name) is not None)
         preferred = "wireguard" if self._module.is_available() else "tun" if userspace.is_available() else ""
         self._wireguard = Wireguard(self._links, self._keys, {"wireguard": self._module, "tun": userspace}, preferred)
@@ -79,13 +82,13 @@ class LinuxKernel:
                 f"link {item.name}": Listed("link", f"link {item.name}", f"a link of kind {item.kind or 'physical'}") for item in own
             }
             overlay = {f"link {item.name}": held for item in own if (held := held_overlay(item)) is not None}
-            found |= unknown | overlay | self._wireguard.read_links(devices)
+            found |= unknown | overlay
         if "address" in layers:
             found.update(self._addresses.read(devices, wanted))
         if "neighbour" in layers:
             found |= self._neighbours.read(devices)
-        if "wireguard" in layers:
-            found |= self._wireguard.read_peers(devices, wanted, time.time())
+        if {"link", "wireguard"} & set(layers):
+            found |= self._wireguard.read(devices, layers, wanted, time.time())
         if "nft" in layers:
             for table in self._engine.tables():
                 found |= self._engine.read(table, wanted)
@@ -107,10 +110,9 @@ class LinuxKernel:
                 self._links.write(change)
             case "link":
                 self._wireguard.write_link(change)
-            case "address":
-                self._addresses.write(change, self._links.device(change.key.split(" ")[1]))
-            case "neighbour":
-                self._neighbours.write(change, self._links.device(change.key.split(" ")[1]))
+            case "address" | "neighbour" as layer:
+                driver = self._addresses if layer == "address" else self._neighbours
+                driver.write(change, self._links.device(change.key.split(" ")[1]))
             case "wireguard":
                 self._wireguard.write_peer(change)
             case "rule":
@@ -121,14 +123,17 @@ class LinuxKernel:
                 msg = f"{change.key}: nftables objects are written by commit"
                 raise Permanent(msg)
 
+    def write_peers(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
+        return self._wireguard.write_peers(changes)
+
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         self._engine.commit(batch, marker)
 
     def marker(self) -> Marker | None:
         return self._engine.marker()
 
-    def handshake_s(self, link: str) -> float:
-        return self._wireguard.handshake_s(link)
+    def peers(self, link: str) -> Sequence[PeerSeen]:
+        return self._wireguard.peers(link)
 
     def flows(self) -> Iterable[Flow]:
         return self._conntrack.flows()
@@ -140,6 +145,7 @@ class LinuxKernel:
         self._engine.close()
         self._library.close()
         self._netlink.close()
+        self._generic.close()
 
     def _devices_of(self, change: Change) -> dict[str, Device]:
         """The devices that a route's change names; asking for those few keeps a thousand routes over a thousand links linear."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
+NETLINK_GENERIC = 16
 
 REQUEST = 0x1
 ACK = 0x4
@@ -30,14 +31,14 @@ _ACK_TLVS = 0x200
 _NOOP, _ERROR, _DONE = 1, 2, 3
 _SOL_NETLINK, _EXT_ACK, _CAP_ACK, _STRICT_CHECK = 270, 11, 10, 12
 _EXT_ACK_TEXT = 1
-_TYPE_MASK = 0x3FFF
+_TYPE_MASK, _NESTED = 0x3FFF, 0x8000
 _TIMEOUT_S = 10.0
 _BUFFER_BYTES = 1 << 20
 _DUMP_TRIES = 8
 
 HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
-U8, U32 = struct.Struct("=B"), struct.Struct("=I")
+U8, U16, U32, U64 = struct.Struct("=B"), struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
 BE32 = struct.Struct(">I")
 Attributes = dict[int, bytes]
 
@@ -68,13 +69,12 @@ class NetlinkSocket:
 
     def request(self, kind: int, body: bytes, flags: int = 0) -> None:
         """Send one message and wait for its acknowledgement."""
-        sequence = self._send(kind, body, REQUEST | ACK | flags)
-        for _ in self._answers(sequence):
-            pass
+        self.ask(kind, body, flags)
 
-    def ask(self, kind: int, body: bytes) -> list[bytes]:
-        """Send one message and return what is answered before its acknowledgement."""
-        return [payload for _, payload in self._answers(self._send(kind, body, REQUEST | ACK))]
+    def ask(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+        """Send one message and wait for its acknowledgement; the bodies of what came before that."""
+        sequence = self._send(kind, body, REQUEST | ACK | flags)
+        return [payload for _, payload in self._answers(sequence)]
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """All objects of a table as bodies, from one undisturbed pass."""
@@ -164,20 +164,28 @@ def attribute(kind: int, value: bytes) -> bytes:
     return _ATTRIBUTE.pack(length, kind) + value + b"\0" * (-length % 4)
 
 
+def nested(kind: int, value: bytes) -> bytes:
+    """An attribute that holds others."""
+    return attribute(kind | _NESTED, value)
+
+
 def text_attribute(kind: int, value: str) -> bytes:
     return attribute(kind, value.encode() + b"\0")
 
 
 def attributes(data: bytes, offset: int = 0) -> Attributes:
     """The value of each kind of attribute from `offset` on."""
-    found = {}
+    return dict(each_attribute(data, offset))
+
+
+def each_attribute(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Kind and value of every attribute from `offset` on, as an array needs it: there all are of one kind."""
     while offset + _ATTRIBUTE.size <= len(data):
         length, kind = _ATTRIBUTE.unpack_from(data, offset)
         if length < _ATTRIBUTE.size:
             break
-        found[kind & _TYPE_MASK] = data[offset + _ATTRIBUTE.size : offset + length]
+        yield kind & _TYPE_MASK, data[offset + _ATTRIBUTE.size : offset + length]
         offset += (length + 3) & ~3
-    return found
 
 
 def text_of(value: bytes) -> str:

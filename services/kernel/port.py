@@ -16,8 +16,9 @@ from msgspec import Struct
 
 from schemas.host_objects import Layer, PlanObject
 from schemas.status import Capabilities
-from schemas.values import Address, Key
+from schemas.values import Address, Endpoint, Key
 from services.kernel.transaction import Change, Marker, Observed
+from services.runtime.errors import MeshmarkError
 
 ALL_LAYERS: frozenset[Layer] = frozenset(("sysctl", "link", "address", "neighbour", "wireguard", "nft", "rule", "route"))
 
@@ -33,6 +34,19 @@ class Flow(Struct, frozen=True):
     source_port: int = 0
     destination_port: int = 0
     zone: int = 0
+
+
+class PeerSeen(Struct, frozen=True):
+    """A WireGuard peer as it is now. `endpoint` is what the device sends to, None for nowhere yet; `handshake_s` is Unix time, 0 for never.
+
+    The counters are of what was in the tunnel, since the peer was made.
+    """
+
+    public_key: Key
+    endpoint: Endpoint | None = None
+    handshake_s: float = 0.0
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
 class Kernel(Protocol):
@@ -71,6 +85,13 @@ class Kernel(Protocol):
         """
         ...
 
+    def write_peers(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
+        """Make changes of peers of one WireGuard link, each as ``write`` does, but together; the errors of those that failed, by key.
+
+        What comes is made before what goes, so that an AllowedIP that moves between the peers is at one of them at any time.
+        """
+        ...
+
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         """Make all nft changes and write the marker (None: remove it) in one kernel transaction, or none of them.
 
@@ -83,8 +104,8 @@ class Kernel(Protocol):
         """Which plan the kernel says it holds."""
         ...
 
-    def handshake_s(self, link: str) -> float:
-        """Unix time of the last handshake of a WireGuard link with any of its peers; 0 for never, or for no such link of ours."""
+    def peers(self, link: str) -> Sequence[PeerSeen]:
+        """The peers of a WireGuard link as they are now, read in one go; none for no such link of ours."""
         ...
 
     def flows(self) -> Iterable[Flow]:

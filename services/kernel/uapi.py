@@ -103,7 +103,7 @@ def socket_path(name: str) -> Path:
 
 
 def encode_changes(settings: Settings, peers: Sequence[PeerChange]) -> str:
-    """A UAPI set message. Never replace_peers: it would cut every session of the device."""
+    """A UAPI set message."""
     lines = ["set=1"]
     if settings.private_key is not None:
         lines.append(f"private_key={settings.private_key.hex()}")
@@ -120,9 +120,7 @@ def encode_changes(settings: Settings, peers: Sequence[PeerChange]) -> str:
             lines.append(f"endpoint={peer.endpoint}")
         if peer.keepalive_seconds is not None:
             lines.append(f"persistent_keepalive_interval={peer.keepalive_seconds}")
-        if peer.allowed_ips is not None:
-            lines.append("replace_allowed_ips=true")
-            lines += [f"allowed_ip={prefix}" for prefix in sorted(peer.allowed_ips)]
+        lines += [f"allowed_ip={prefix}" for prefix in sorted(peer.allowed_ips)]
     return "\n".join(lines) + "\n\n"
 
 
@@ -155,7 +153,14 @@ def decode_device(text: str) -> DeviceState:
 
 def _peer(fields: dict[str, str], prefixes: set[str]) -> PeerState:
     handshake = int(fields.get("last_handshake_time_sec", "0")) + int(fields.get("last_handshake_time_nsec", "0")) / 1e9
-    return PeerState(fields.get("endpoint", ""), frozenset(prefixes), int(fields.get("persistent_keepalive_interval", "0")), handshake)
+    return PeerState(
+        fields.get("endpoint", ""),
+        frozenset(prefixes),
+        int(fields.get("persistent_keepalive_interval", "0")),
+        handshake,
+        int(fields.get("rx_bytes", "0")),
+        int(fields.get("tx_bytes", "0")),
+    )
 
 
 def _inotify_is_used_up() -> bool:

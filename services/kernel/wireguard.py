@@ -1,69 +1,39 @@
 """WireGuard devices and peers, in the kernel or in userspace.
 
 Owns devices with our alias and all peers on them; found after a restart by the alias, and told apart by kind (``wireguard`` is the
-module's, ``tun`` with a UAPI socket is wireguard-go's). The private key is made on first use in ``<state_dir>/wireguard.key`` (mode 0600)
-and never leaves the host; a device that holds another key is `Listed`, which is always a difference.
+module's, ``tun`` with a UAPI socket is wireguard-go's). A device that holds another private key than the host's (``wireguard_key``) is
+`Listed`, which is always a difference.
 
-Peers are changed one by one and never replaced as a whole, which would cut their sessions. An endpoint is written only for a new peer or
-when the plan's endpoint changed: a device learns endpoints, and while a handshake is fresh what it learned is no difference, so `read`
-gives the wanted endpoint then. Fails with Waiting when the device is not there, OutcomeUnknown when its answer was lost.
+Peers are changed one by one and never replaced as a whole, which would cut their sessions; those of one device go to it together. An
+endpoint is written only for a new peer, when the plan's endpoint changed, or when the one that a device has learned works no more: while a
+handshake is fresh what it learned is no difference, so `read` gives the wanted endpoint then (``peers``). Fails with Waiting when the
+device is not there, Conflict when its port is taken, OutcomeUnknown when its answer was lost.
 """
 
 from __future__ import annotations
 
 import base64
 import errno
-from collections.abc import Mapping
-from pathlib import Path
+import time
+from collections.abc import Collection, Mapping, Sequence
 
 from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
-from schemas.values import Endpoint, Key, Prefix
-from services.kernel.curve25519 import new_private_key, public_key
+from schemas.values import Endpoint, Key
 from services.kernel.failures import mapped, unreadable
 from services.kernel.links import Device, Links
-from services.kernel.sysctls import write_durably
+from services.kernel.peers import held_peers, peer_changes, refusal
+from services.kernel.port import PeerSeen
+from services.kernel.survey.ports import in_use
 from services.kernel.transaction import Change, Held, Listed
-from services.kernel.wireguard_device import DeviceState, Implementation, PeerChange, PeerState, Settings
-from services.runtime.errors import Conflict, Permanent, Waiting
+from services.kernel.wireguard_device import DeviceState, Implementation, PeerChange, Settings
+from services.kernel.wireguard_key import KeyFile, raw_key
+from services.runtime.errors import Conflict, MeshmarkError, Permanent, Transient, Waiting
 
-FRESH_HANDSHAKE_S = 180.0
-"""A peer that shook hands within this time has a working endpoint: WireGuard renews a session at most every two minutes."""
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ECONNREFUSED)
 _KINDS = ("wireguard", "tun")
-
-
-class KeyFile:
-    """The host's private key, in a file that is made on first use."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self._file = state_dir / "wireguard.key"
-        self._private = b""
-        self._public: Key | None = None
-
-    def private(self) -> bytes:
-        if not self._private:
-            self._private = self._load()
-        return self._private
-
-    def known(self) -> bytes | None:
-        """The private key if there is one already."""
-        return self.private() if self._private or self._file.exists() else None
-
-    def public(self) -> Key:
-        if self._public is None:
-            self._public = public_key(self.private())
-        return self._public
-
-    def _load(self) -> bytes:
-        try:
-            if not self._file.exists():
-                write_durably(self._file, base64.b64encode(new_private_key()) + b"\n", 0o600)
-            return raw_key(Key.parse(self._file.read_text().strip()))
-        except OSError as error:
-            raise mapped(error, f"WireGuard key {self._file}") from error
-        except ValueError as error:
-            msg = f"{self._file} does not hold a WireGuard private key; move it away to have a new one made"
-            raise Permanent(msg) from error
+_LEAVING_S = 1.0
+"""A wireguard-go whose device is gone lets go of its port within this time."""
+_POLL_S = 0.01
 
 
 class Wireguard:
@@ -75,35 +45,43 @@ class Wireguard:
         self._implementations = implementations
         self._preferred = preferred
 
-    def read_links(self, devices: Mapping[str, Device]) -> dict[str, Held]:
-        found: dict[str, Held] = {}
-        for device in self._own(devices):
-            key = f"link {device.name}"
-            state = self._state(device)
-            if state is None:
-                found[key] = Listed("link", key, f"a device of kind {device.kind} without WireGuard behind it")
-            elif not device.up:
-                found[key] = Listed("link", key, "down")
-            elif state.private_key != self._keys.known():
-                found[key] = Listed("link", key, "a WireGuard device with another private key")
-            else:
-                found[key] = WireguardLink(device.name, state.listen_port, device.mtu, self._keys.public(), state.fwmark)
-        return found
-
-    def read_peers(self, devices: Mapping[str, Device], wanted: Mapping[str, PlanObject], now_s: float) -> dict[str, Held]:
+    def read(
+        self, devices: Mapping[str, Device], layers: Collection[str], wanted: Mapping[str, PlanObject], now_s: float
+    ) -> dict[str, Held]:
+        """Own devices, their peers or both, each device asked once."""
         found: dict[str, Held] = {}
         for device in self._own(devices):
             state = self._state(device)
-            for raw, peer in state.peers.items() if state else ():
-                item = held_peer(device.name, raw, peer, wanted, now_s)
-                found[item.key] = item
+            if "link" in layers:
+                found[f"link {device.name}"] = self._held_link(device, state)
+            if "wireguard" in layers and state is not None:
+                found |= held_peers(device.name, state, wanted, now_s)
         return found
 
-    def handshake_s(self, link: str) -> float:
-        """Unix time of the last handshake with any peer of an own device, 0 for never and for no device."""
+    def _held_link(self, device: Device, state: DeviceState | None) -> Held:
+        key = f"link {device.name}"
+        if state is None:
+            return Listed("link", key, f"a device of kind {device.kind} without WireGuard behind it")
+        if not device.up:
+            return Listed("link", key, "down")
+        if state.private_key != self._keys.known():
+            return Listed("link", key, "a WireGuard device with another private key")
+        return WireguardLink(device.name, state.listen_port, device.mtu, self._keys.public(), state.fwmark)
+
+    def peers(self, link: str) -> list[PeerSeen]:
+        """The peers of an own device as they are now, by key; none for no device."""
         device = self._links.device(link)
         state = self._state(device) if device is not None and device.is_own and device.kind in _KINDS else None
-        return max((peer.handshake_s for peer in state.peers.values()), default=0.0) if state else 0.0
+        return [
+            PeerSeen(
+                Key(base64.b64encode(raw).decode()),
+                Endpoint(peer.endpoint) if peer.endpoint else None,
+                peer.handshake_s,
+                peer.received_bytes,
+                peer.sent_bytes,
+            )
+            for raw, peer in sorted(state.peers.items() if state else ())
+        ]
 
     def write_link(self, change: Change) -> None:
         wanted = change.new
@@ -120,41 +98,59 @@ class Wireguard:
             )
             raise Conflict(msg)
         if device is None:
+            self._need_port(wanted)
             device = self._create(wanted.name)
         self._configure(device, wanted)
         self._links.finish(wanted.name, wanted.mtu)
 
     def write_peer(self, change: Change) -> None:
-        """Add, change or remove one peer, and read back that it holds."""
-        item = change.subject
-        if not isinstance(item, WireguardPeer):
-            msg = f"{change.key} is not a peer"
-            raise Permanent(msg)
-        device = self._links.device(item.link)
+        """Make one change, and raise its error."""
+        for error in self.write_peers([change]).values():
+            raise error
+
+    def write_peers(self, changes: Sequence[Change]) -> dict[str, MeshmarkError]:
+        """Make changes of peers of one device together, and read back that they hold; the errors of those that failed, by key."""
+        refused: dict[str, MeshmarkError] = {
+            change.key: error for change in changes if (error := refusal(change, self._keys.public())) is not None
+        }
+        left = [change for change in changes if change.key not in refused]
+        try:
+            return refused | (self._written(left) if left else {})
+        except Waiting as error:
+            return refused | {change.key: error for change in left}
+        except MeshmarkError as error:
+            if len(left) == 1:
+                return refused | {left[0].key: error}
+        # One that the device does not take is no reason to leave the others out.
+        for change in left:
+            refused |= self.write_peers([change])
+        return refused
+
+    def _written(self, changes: Sequence[Change]) -> dict[str, MeshmarkError]:
+        link = changes[0].key.split(" ")[1]
+        device = self._links.device(link)
         state = self._state(device) if device is not None and device.is_own else None
         if device is None or state is None:
-            if change.new is None:
-                return
-            msg = f"{change.key}: there is no WireGuard device {item.link} of ours"
-            raise Waiting(msg, f"link {item.link}")
-        step = peer_change(change, state.peers.get(raw_key(item.public_key)))
-        if step is None:
-            return
-        if step.public_key == raw_key(self._keys.public()):
-            msg = f"{change.key}: a host cannot be its own peer"
-            raise Permanent(msg)
-        self._set(device, Settings(), (step,), change.key)
-        self._confirm(device, change)
+            reason = f"there is no WireGuard device {link} of ours"
+            return {change.key: Waiting(f"{change.key}: {reason}", f"link {link}") for change in changes if change.new is not None}
+        steps = peer_changes(changes, state, time.time())
+        if not steps:
+            return {}
+        what = changes[0].key if len(changes) == 1 else f"{len(changes)} peers of {link}"
+        self._set(device, Settings(), steps, what)
+        return self._lacking(changes, self._state(device))
 
-    def _confirm(self, device: Device, change: Change) -> None:
-        state = self._state(device)
-        wanted = change.new
-        if state is None or not isinstance(wanted, WireguardPeer):
-            return
-        peer = state.peers.get(raw_key(wanted.public_key))
-        if peer is None or peer.allowed_ips != frozenset(wanted.allowed_ips):
-            msg = f"{change.key}: the device does not hold what was written; another writer may have taken its AllowedIPs"
-            raise Conflict(msg)
+    @staticmethod
+    def _lacking(changes: Sequence[Change], state: DeviceState | None) -> dict[str, MeshmarkError]:
+        """The changes that the device does not hold after they were written."""
+        found: dict[str, MeshmarkError] = {}
+        for change in changes if state is not None else ():
+            peer = state.peers.get(raw_key(change.key.split(" ")[2])) if state is not None else None
+            wanted = change.new
+            if isinstance(wanted, WireguardPeer) and (peer is None or peer.allowed_ips != frozenset(wanted.allowed_ips)):
+                msg = f"{change.key}: the device does not hold what was written; another writer may have taken its AllowedIPs"
+                found[change.key] = Conflict(msg)
+        return found
 
     def _create(self, name: str) -> Device:
         if not self._preferred:
@@ -175,6 +171,8 @@ class Wireguard:
         if state is None:
             msg = f"link {wanted.name} does not answer as a WireGuard device"
             raise Conflict(msg)
+        if state.listen_port != wanted.listen_port or not device.up:
+            self._need_port(wanted)
         settings = Settings(
             None if state.private_key == self._keys.private() else self._keys.private(),
             None if state.listen_port == wanted.listen_port else wanted.listen_port,
@@ -183,7 +181,24 @@ class Wireguard:
         if settings != Settings():
             self._set(device, settings, (), f"link {wanted.name}")
 
-    def _set(self, device: Device, settings: Settings, peers: tuple[PeerChange, ...], what: str) -> None:
+    def _need_port(self, wanted: WireguardLink) -> None:
+        """Conflict where the port is somebody else's, whom it names. wireguard-go says nothing of it, and the kernel not by whom."""
+        end = time.monotonic() + _LEAVING_S
+        while taken := self._takers(wanted):
+            if not all(taker.startswith("wireguard-go ") for taker in taken) or time.monotonic() > end:
+                msg = f"link {wanted.name}: UDP port {wanted.listen_port} is taken by {', '.join(taken)}; end that or plan another port"
+                raise Conflict(msg)
+            time.sleep(_POLL_S)
+
+    @staticmethod
+    def _takers(wanted: WireguardLink) -> list[str]:
+        try:
+            return [seen.process or "no process that can be seen, as a device of the kernel" for seen in in_use([wanted.listen_port])]
+        except OSError as error:
+            msg = f"link {wanted.name}: cannot see whether UDP port {wanted.listen_port} is free: {error}"
+            raise Transient(msg) from error
+
+    def _set(self, device: Device, settings: Settings, peers: Sequence[PeerChange], what: str) -> None:
         try:
             self._implementations[device.kind].set(device.name, settings, peers)
         except OSError as error:
@@ -213,39 +228,3 @@ class Wireguard:
     @staticmethod
     def _own(devices: Mapping[str, Device]) -> list[Device]:
         return [device for device in devices.values() if device.is_own and device.kind in _KINDS]
-
-
-def held_peer(link: str, raw: bytes, peer: PeerState, wanted: Mapping[str, PlanObject], now_s: float) -> WireguardPeer:
-    """A peer in plan form: AllowedIPs in order, the wanted endpoint in place of a learned one while the handshake is fresh."""
-    key = Key(base64.b64encode(raw).decode())
-    endpoint = Endpoint(peer.endpoint) if peer.endpoint else None
-    planned = wanted.get(f"peer {link} {key}")
-    if isinstance(planned, WireguardPeer) and (planned.endpoint is None or now_s - peer.handshake_s <= FRESH_HANDSHAKE_S):
-        endpoint = planned.endpoint
-    return WireguardPeer(link, key, endpoint, sorted_prefixes(peer.allowed_ips), peer.keepalive_seconds)
-
-
-def peer_change(change: Change, held: PeerState | None) -> PeerChange | None:
-    """What the device has to be told; None when it holds that already."""
-    item = change.new
-    if not isinstance(item, WireguardPeer):
-        return PeerChange(raw_key(change.key.split(" ")[2]), remove=True) if held is not None else None
-    old = change.old
-    moved = held is None or not held.endpoint or (isinstance(old, WireguardPeer) and old.endpoint != item.endpoint)
-    allowed = frozenset(item.allowed_ips)
-    step = PeerChange(
-        raw_key(item.public_key),
-        endpoint=item.endpoint if moved and (held is None or held.endpoint != item.endpoint) else None,
-        allowed_ips=allowed if held is None or held.allowed_ips != allowed else None,
-        keepalive_seconds=item.keepalive_seconds if held is None or held.keepalive_seconds != item.keepalive_seconds else None,
-    )
-    return None if held is not None and step == PeerChange(step.public_key) else step
-
-
-def sorted_prefixes(prefixes: frozenset[str] | tuple[Prefix, ...]) -> tuple[Prefix, ...]:
-    """Prefixes by address, then length; those of IPv6 come last."""
-    return tuple(sorted(map(Prefix, prefixes), key=lambda prefix: (prefix.family, prefix.packed, prefix.length)))
-
-
-def raw_key(key: str) -> bytes:
-    return base64.b64decode(key)

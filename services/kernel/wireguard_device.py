@@ -9,12 +9,17 @@ from msgspec import Struct
 
 
 class PeerState(Struct, frozen=True):
-    """One peer as the device holds it. `endpoint` is empty when none is known; `handshake_s` is Unix time, 0 for never."""
+    """One peer as the device holds it. `endpoint` is empty when none is known; `handshake_s` is Unix time, 0 for never.
+
+    `received_bytes` and `sent_bytes` count what was in the tunnel since the peer was made.
+    """
 
     endpoint: str = ""
     allowed_ips: frozenset[str] = frozenset()
     keepalive_seconds: int = 0
     handshake_s: float = 0.0
+    received_bytes: int = 0
+    sent_bytes: int = 0
 
 
 class DeviceState(Struct, frozen=True):
@@ -36,12 +41,12 @@ class Settings(Struct, frozen=True):
 
 
 class PeerChange(Struct, frozen=True):
-    """What to change on one peer. None leaves a field as it is; `allowed_ips` is all that the peer shall have."""
+    """What to change on one peer. None leaves a field as it is; `allowed_ips` are added to those it has, and taken from other peers."""
 
     public_key: bytes
     remove: bool = False
     endpoint: str | None = None
-    allowed_ips: frozenset[str] | None = None
+    allowed_ips: frozenset[str] = frozenset()
     keepalive_seconds: int | None = None
 
 
@@ -50,7 +55,9 @@ class Implementation(Protocol):
 
     def get(self, name: str) -> DeviceState: ...
 
-    def set(self, name: str, settings: Settings, peers: Sequence[PeerChange]) -> None: ...
+    def set(self, name: str, settings: Settings, peers: Sequence[PeerChange]) -> None:
+        """Make these changes, in this order. Never all peers at once: that would cut every session of the device."""
+        ...
 
     def create(self, name: str) -> None:
         """Make a device that is down and without alias."""

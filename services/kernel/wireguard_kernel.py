@@ -1,118 +1,171 @@
 """WireGuard in the kernel, by generic netlink (include/uapi/linux/wireguard.h).
 
 Owns nothing of its own: devices and peers belong to ``wireguard``. Whether the kernel has the module is asked by the name of its generic
-netlink family, which loads it where that is allowed. Fails with OSError; one message is one change of one device, applied attribute by
-attribute. Never `replace_peers`, which would cut every session of the device.
+netlink family, which loads it where that is allowed. Fails with OSError; a change of many peers goes in as few messages as fit, each of
+them applied attribute by attribute, in order.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Sequence
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 
-from pyroute2.netlink import CTRL_CMD_GETFAMILY, GENL_ID_CTRL, NLM_F_ACK, NLM_F_REQUEST, ctrlmsg
-from pyroute2.netlink.generic import AsyncGenericNetlinkSocket
-from pyroute2.netlink.generic.wireguard import WG_CMD_GET_DEVICE, WG_GENL_NAME, WG_GENL_VERSION, AsyncWireGuard, wgmsg
+from msgspec.structs import replace
 
-from services.kernel.pyroute import Connection, Library, Message
+from schemas.values import Address, Endpoint, Prefix
+from services.kernel.netlink import (
+    U8,
+    U16,
+    U32,
+    Attributes,
+    NetlinkSocket,
+    attribute,
+    attributes,
+    each_attribute,
+    nested,
+    number_of,
+    text_attribute,
+)
+from services.kernel.pyroute import Connection
 from services.kernel.wireguard_device import DeviceState, PeerChange, PeerState, Settings
 
-_ALLOWED_PER_MESSAGE = 500
+_CONTROLLER, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 0x10, 3, 1, 2
+_GET_DEVICE, _SET_DEVICE = 0, 1
+_HEAD = struct.Struct("=BBxx")  # command, version
+_IFNAME, _PRIVATE_KEY, _PUBLIC_KEY, _LISTEN_PORT, _FWMARK, _PEERS = 2, 3, 4, 6, 7, 8
+_PEER_KEY, _PEER_FLAGS, _ENDPOINT, _KEEPALIVE, _HANDSHAKE, _RX_BYTES, _TX_BYTES, _ALLOWED_IPS = 1, 3, 4, 5, 6, 7, 8, 9
+_REMOVE_ME = U32.pack(1)
+_FAMILY, _ADDRESS, _LENGTH = 1, 2, 3
+_TIMESPEC = struct.Struct("=qq")
+_SOCKADDR: dict[int, struct.Struct] = {socket.AF_INET: struct.Struct("=H2s4s8x"), socket.AF_INET6: struct.Struct("=H2s4x16s4x")}
+_MESSAGE_BYTES = 32 << 10
+"""How much goes into one message: an array's length is 16 bits, and a socket's buffer has its bounds."""
+_ALLOWED_PER_PART = 500
 
 
 class KernelModule:
-    """Devices of the kernel module."""
+    """Devices of the kernel module, over a socket of generic netlink and one for links."""
 
-    def __init__(self, library: Library, rtnetlink: Connection) -> None:
-        self._library = library
+    def __init__(self, generic: NetlinkSocket, rtnetlink: Connection) -> None:
+        self._generic = generic
         self._rtnetlink = rtnetlink
-        self._generic = Connection(library, AsyncWireGuard)
 
     def is_available(self) -> bool:
         """True when the kernel has WireGuard, loading the module if need be."""
-        # The library's own look-up writes an error to the log, and sets the log up, where there is none.
-        controller = Connection(self._library, AsyncGenericNetlinkSocket)
         try:
-            controller.ask(_family, GENL_ID_CTRL, NLM_F_REQUEST | NLM_F_ACK)
+            self._family()
         except OSError:
             return False
-        finally:
-            controller.close()
         return True
 
     def create(self, name: str) -> None:
         self._rtnetlink.call("link", "add", ifname=name, kind="wireguard")
 
     def get(self, name: str) -> DeviceState:
-        def message() -> wgmsg:
-            asked = wgmsg()
-            asked["cmd"], asked["version"] = WG_CMD_GET_DEVICE, WG_GENL_VERSION
-            asked["attrs"].append(["WGDEVICE_A_IFNAME", name])
-            return asked
-
-        return decode_device(self._generic.dump(message))
+        return decode_device(self._generic.dump(self._family(), _HEAD.pack(_GET_DEVICE, 1) + text_attribute(_IFNAME, name)))
 
     def set(self, name: str, settings: Settings, peers: Sequence[PeerChange]) -> None:
-        if settings != Settings():
-            private = None if settings.private_key is None else base64.b64encode(settings.private_key)
-            self._generic.call("set", name, private_key=private, listen_port=settings.listen_port, fwmark=settings.fwmark)
-        for peer in peers:
-            for part in peer_messages(peer):
-                self._generic.call("set", name, peer=part)
+        family = self._family()
+        for body in encode_changes(name, settings, peers):
+            self._generic.request(family, body)
+
+    def _family(self) -> int:
+        """The number of WireGuard's family, which is another one after the module was loaded anew."""
+        [answer] = self._generic.ask(_CONTROLLER, _HEAD.pack(_GET_FAMILY, 1) + text_attribute(_FAMILY_NAME, "wireguard"))
+        return number_of(attributes(answer, _HEAD.size)[_FAMILY_ID])
 
 
-def peer_messages(peer: PeerChange) -> list[dict[str, object]]:
-    """One peer in the library's words, over several messages when it has many AllowedIPs."""
-    key = {"public_key": base64.b64encode(peer.public_key)}
+def encode_changes(name: str, settings: Settings, peers: Iterable[PeerChange]) -> Iterator[bytes]:
+    """The messages that make these changes, in this order."""
+    head = _HEAD.pack(_SET_DEVICE, 1) + text_attribute(_IFNAME, name)
+    body = b""
+    if settings.private_key is not None:
+        body += attribute(_PRIVATE_KEY, settings.private_key)
+    if settings.listen_port is not None:
+        body += attribute(_LISTEN_PORT, U16.pack(settings.listen_port))
+    if settings.fwmark is not None:
+        body += attribute(_FWMARK, U32.pack(settings.fwmark))
+    if body:
+        yield head + body
+    parts = b""
+    for part in (part for peer in peers for part in _peer_parts(peer)):
+        if parts and len(parts) + len(part) > _MESSAGE_BYTES:
+            yield head + nested(_PEERS, parts)
+            parts = b""
+        parts += part
+    if parts:
+        yield head + nested(_PEERS, parts)
+
+
+def _peer_parts(peer: PeerChange) -> Iterator[bytes]:
+    """One peer, in several parts when it gets many AllowedIPs."""
+    key = attribute(_PEER_KEY, peer.public_key)
     if peer.remove:
-        return [{**key, "remove": True}]
-    first: dict[str, object] = {}
+        yield nested(0, key + attribute(_PEER_FLAGS, _REMOVE_ME))
+        return
+    first = key
     if peer.endpoint:
-        host, _, port = peer.endpoint.rpartition(":")
-        first |= {"endpoint_addr": host.strip("[]"), "endpoint_port": int(port)}
+        first += attribute(_ENDPOINT, _sockaddr(Endpoint(peer.endpoint)))
     if peer.keepalive_seconds is not None:
-        first["persistent_keepalive"] = peer.keepalive_seconds
-    if peer.allowed_ips is None:
-        return [{**key, **first}]
-    prefixes = sorted(peer.allowed_ips)
-    chunks = [prefixes[start : start + _ALLOWED_PER_MESSAGE] for start in range(0, len(prefixes), _ALLOWED_PER_MESSAGE)] or [[]]
-    first["replace_allowed_ips"] = True
-    return [{**key, **(first if not number else {}), "allowed_ips": chunk} for number, chunk in enumerate(chunks)]
+        first += attribute(_KEEPALIVE, U16.pack(peer.keepalive_seconds))
+    prefixes = [_allowed_ip(Prefix(prefix)) for prefix in sorted(peer.allowed_ips)]
+    yield nested(0, first + nested(_ALLOWED_IPS, b"".join(prefixes[:_ALLOWED_PER_PART])))
+    for start in range(_ALLOWED_PER_PART, len(prefixes), _ALLOWED_PER_PART):
+        yield nested(0, key + nested(_ALLOWED_IPS, b"".join(prefixes[start : start + _ALLOWED_PER_PART])))
 
 
-def decode_device(messages: Iterable[Message]) -> DeviceState:
+def _allowed_ip(prefix: Prefix) -> bytes:
+    family = socket.AF_INET6 if ":" in prefix else socket.AF_INET
+    return nested(0, attribute(_FAMILY, U16.pack(family)) + attribute(_ADDRESS, prefix.packed) + attribute(_LENGTH, U8.pack(prefix.length)))
+
+
+def _sockaddr(endpoint: Endpoint) -> bytes:
+    family = socket.AF_INET6 if endpoint.startswith("[") else socket.AF_INET
+    return _SOCKADDR[family].pack(family, endpoint.port.to_bytes(2, "big"), endpoint.address.packed)
+
+
+def decode_device(bodies: Iterable[bytes]) -> DeviceState:
     """A device from the messages of its dump; a peer with many AllowedIPs goes on in the next message."""
-    private, public, port, fwmark = b"", b"", 0, 0
+    device: Attributes = {}
     peers: dict[bytes, PeerState] = {}
-    for message in messages:
-        private = base64.b64decode(message.text("WGDEVICE_A_PRIVATE_KEY")) or private
-        public = base64.b64decode(message.text("WGDEVICE_A_PUBLIC_KEY")) or public
-        port = message.number("WGDEVICE_A_LISTEN_PORT") or port
-        fwmark = message.number("WGDEVICE_A_FWMARK") or fwmark
-        for found in message.inners("WGDEVICE_A_PEERS"):
-            key, peer = base64.b64decode(found.text("WGPEER_A_PUBLIC_KEY")), _peer(found)
+    for body in bodies:
+        message = attributes(body, _HEAD.size)
+        device = message | device
+        for _, part in each_attribute(message.get(_PEERS, b"")):
+            found = attributes(part)
+            key, peer = found[_PEER_KEY], _peer(found)
             earlier = peers.get(key)
-            if earlier is not None:
-                peer = PeerState(earlier.endpoint, earlier.allowed_ips | peer.allowed_ips, earlier.keepalive_seconds, earlier.handshake_s)
-            peers[key] = peer
-    return DeviceState(private if any(private) else b"", public, port, peers, fwmark)
+            peers[key] = peer if earlier is None else replace(earlier, allowed_ips=earlier.allowed_ips | peer.allowed_ips)
+    private = device.get(_PRIVATE_KEY, b"")
+    return DeviceState(
+        private if any(private) else b"",
+        device.get(_PUBLIC_KEY, b""),
+        number_of(device.get(_LISTEN_PORT, b"")),
+        peers,
+        number_of(device.get(_FWMARK, b"")),
+    )
 
 
-def _family() -> ctrlmsg:
-    asked = ctrlmsg()
-    asked["cmd"], asked["version"] = CTRL_CMD_GETFAMILY, 1
-    asked["attrs"].append(["CTRL_ATTR_FAMILY_NAME", WG_GENL_NAME])
-    return asked
+def _peer(found: Attributes) -> PeerState:
+    seconds, nanoseconds = _TIMESPEC.unpack(found[_HANDSHAKE]) if _HANDSHAKE in found else (0, 0)
+    return PeerState(
+        _endpoint(found.get(_ENDPOINT, b"")),
+        frozenset(_prefix(attributes(part)) for _, part in each_attribute(found.get(_ALLOWED_IPS, b""))),
+        number_of(found.get(_KEEPALIVE, b"")),
+        seconds + nanoseconds / 1e9,
+        number_of(found.get(_RX_BYTES, b"")),
+        number_of(found.get(_TX_BYTES, b"")),
+    )
 
 
-def _peer(found: Message) -> PeerState:
-    time, end = found.record("WGPEER_A_LAST_HANDSHAKE_TIME"), found.record("WGPEER_A_ENDPOINT")
-    handshake_s = time["tv_sec"] + time["tv_nsec"] / 1e9 if time else 0.0
-    allowed = frozenset(member.field_text("addr") for member in found.inners("WGPEER_A_ALLOWEDIPS"))
-    return PeerState(_endpoint(end), allowed, found.number("WGPEER_A_PERSISTENT_KEEPALIVE_INTERVAL"), handshake_s)
+def _prefix(found: Attributes) -> str:
+    return f"{Address.of(found[_ADDRESS])}/{number_of(found[_LENGTH])}"
 
 
-def _endpoint(end: dict[str, object]) -> str:
-    if not end:
+def _endpoint(raw: bytes) -> str:
+    form = _SOCKADDR.get(number_of(raw[:2]))
+    if form is None or len(raw) < form.size:
         return ""
-    return f"[{end['addr']}]:{end['port']}" if ":" in str(end["addr"]) else f"{end['addr']}:{end['port']}"
+    _, port, address = form.unpack_from(raw)
+    return str(Endpoint.at(Address.of(address), int.from_bytes(port, "big")))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from services.kernel.links import rtnetlink
+from services.kernel.netlink import NETLINK_GENERIC, NetlinkSocket
 from services.kernel.pyroute import Library
 from services.kernel.survey.values import LinkSeen
 from services.kernel.uapi import Userspace, socket_path
@@ -17,12 +18,13 @@ def with_ports(links: Mapping[int, LinkSeen]) -> tuple[LinkSeen, ...]:
     """The links, WireGuard devices with the port that they listen on."""
     if not any(link.port is None for link in links.values()):
         return tuple(links.values())
-    library = Library()
+    library, generic = Library(), NetlinkSocket(NETLINK_GENERIC)
     try:
-        module = KernelModule(library, rtnetlink(library))
+        module = KernelModule(generic, rtnetlink(library))
         return tuple(replace(link, port=_wireguard_port(link, module)) if link.port is None else link for link in links.values())
     finally:
         library.close()
+        generic.close()
 
 
 def _wireguard_port(link: LinkSeen, module: KernelModule) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -44,9 +45,16 @@ def _owners(proc: Path, inodes: set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for process in proc.glob("[0-9]*"):
         try:
-            held = {str(entry.readlink()) for entry in (process / "fd").iterdir()} & wanted.keys()
+            held = set(_links(process / "fd")) & wanted.keys()
             name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip() if held else ""
         except OSError:  # it ended meanwhile, or is another user's
             continue
         found |= {wanted[link]: f"{name} ({process.name})" for link in held}
     return found
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """Where the links of a folder lead; those that go away meanwhile are none, as one of a process that looks at itself."""
+    for entry in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            yield str(entry.readlink())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -61,6 +62,14 @@ class FakeMachine:
     def tamper(self, _commands: str, change: Callable[[FakeHost, str], None]) -> None:
         change(self.host, self.tag)
 
+    def take_port(self, port: int) -> str:
+        """Have somebody else listen on a UDP port, and say by which name the error is to call it."""
+        self.host.ports[port] = f"python ({port})"
+        return self.host.ports[port]
+
+    def free_port(self, port: int) -> None:
+        del self.host.ports[port]
+
     def sysctl(self, name: str) -> str:
         return self.host.sysctls.get(name, "0")
 
@@ -78,6 +87,7 @@ class LinuxMachine:
         self.tag = f"{os.getpid() % 46656:x}{next(_numbers):x}"
         self.namespace = f"mm-test-{self.tag}"
         self._folder = folder
+        self._taken: dict[int, socket.socket] = {}
         subprocess.run(["ip", "netns", "add", self.namespace], check=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.namespace)
         self._thread.submit(self._settle_in).result()
@@ -121,11 +131,27 @@ class LinuxMachine:
     def tamper(self, commands: str, _change: Callable[[FakeHost, str], None]) -> None:
         self.run(commands.format(o=f"mo.{self.tag}", t=f"mt.{self.tag}"))
 
+    def take_port(self, port: int) -> str:
+        """Listen on a UDP port of the namespace, and say by which name the error is to call who does."""
+
+        def listen() -> socket.socket:
+            made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            made.bind(("127.0.0.1", port))
+            return made
+
+        self._taken[port] = self._thread.submit(listen).result()
+        return f"({os.getpid()})"
+
+    def free_port(self, port: int) -> None:
+        self._taken.pop(port).close()
+
     def sysctl(self, name: str) -> str:
         return self.run(f"cat /proc/sys/{name}").strip()
 
     def close(self) -> None:
         try:
+            for taken in self._taken.values():
+                taken.close()
             self.kernel.close()
             links = [line.split(": ")[1].split("@")[0] for line in self.ip("-o", "link").splitlines()]
             own = [f"link del {link}" for link in links if link.startswith(("mt.", "mo."))]

@@ -47,9 +47,22 @@ def _named(key: str, tag: str) -> str:
     return key.format(o=f"mo.{tag}", t=f"mt.{tag}")
 
 
+def _stranger(tag: str) -> WireguardPeer:
+    return WireguardPeer(f"mt.{tag}0", PEERS[1], None, (Prefix("10.44.0.0/16"),))
+
+
+def _theft(host: FakeHost, tag: str) -> None:
+    for edit in _THEFT:
+        edit(host, tag)
+
+
 ROUTE = "route 7002 10.200.1.0/24 0"
 ROUTE6, ROUTES6 = "route 7002 fd00:200:1::/64 1024", "route 7001 fd00:200::/32 1024"
 PEER = f"peer {{t}}0 {PEERS[2]}"
+_THEFT = (
+    _edit(PEER, allowed_ips=(Prefix("10.8.0.0/32"), Prefix("10.8.1.0/24"))),
+    _edit(f"peer {{t}}0 {PEERS[0]}", allowed_ips=(Prefix("0.0.0.0/0"), Prefix("10.9.0.0/16"))),
+)
 TAMPERINGS = {
     "rule added to a chain": Tampering(
         f"nft insert rule inet {TABLE} classify accept",
@@ -213,6 +226,7 @@ TAMPERINGS = {
     "MAC": Tampering("ip link set {o}1 address 02:00:00:00:00:77", _edit("link {o}1", mac="02:00:00:00:00:77"), ("link {o}1",)),
     "WireGuard MTU": Tampering("ip link set {t}0 mtu 1300", _edit("link {t}0", mtu=1300), ("link {t}0",)),
     "WireGuard port": Tampering("wg set {t}0 listen-port 4444", _edit("link {t}0", listen_port=4444), ("link {t}0",)),
+    "WireGuard mark": Tampering("wg set {t}1 fwmark 0", _edit("link {t}1", fwmark=0), ("link {t}1",)),
     "address removed": Tampering(
         "ip addr del 169.254.18.5/30 dev {t}1", _drop("address {t}1 169.254.18.5/30"), ("address {t}1 169.254.18.5/30",)
     ),
@@ -226,6 +240,16 @@ TAMPERINGS = {
         f"wg set {{t}}0 peer {PEERS[2]} allowed-ips 10.9.0.0/16,10.3.0.0/16",
         _edit(PEER, allowed_ips=(Prefix("10.3.0.0/16"), Prefix("10.9.0.0/16"))),
         (PEER,),
+    ),
+    "peer's AllowedIP given to another": Tampering(
+        f"wg set {{t}}0 peer {PEERS[0]} allowed-ips 0.0.0.0/0,10.9.0.0/16",
+        _theft,
+        (PEER,),
+    ),
+    "peer added": Tampering(
+        f"wg set {{t}}0 peer {PEERS[1]} allowed-ips 10.44.0.0/16",
+        lambda host, tag: host.objects.update({(item := _stranger(tag)).key: item}),
+        (f"peer {{t}}0 {PEERS[1]}",),
     ),
     "peer's keepalive": Tampering(f"wg set {{t}}0 peer {PEERS[2]} persistent-keepalive 9", _edit(PEER, keepalive_seconds=9), (PEER,)),
     "sysctl": Tampering(

@@ -22,5 +22,15 @@ def machine(tmp_path: Path) -> Iterator[LinuxMachine]:
 
 
 @pytest.fixture
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LinuxMachine]:
+    """A second host."""
+    made = LinuxMachine(tmp_path_factory.mktemp("other"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
 def plan(machine: LinuxMachine) -> dict[str, PlanObject]:
     return gateway_plan(machine.tag)

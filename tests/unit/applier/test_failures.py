@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.host_objects import NftElement, Route, VxlanLink, WireguardLink
-from schemas.plan import unit_tag
-from schemas.values import Name, Prefix
+from schemas.host_objects import NftElement, Route, VxlanLink, WireguardLink, WireguardPeer
+from schemas.plan import Entry, HostPlan, unit_tag
+from schemas.values import Key, Name, Prefix
 from services.applier.core import Applier
+from services.kernel.curve25519 import public_key
 from services.kernel.fake import FakeHost, FakeKernel
 from services.kernel.transaction import Change, changes
 from services.runtime.errors import Conflict, OutcomeUnknown, Permanent, Transient, Waiting
@@ -229,3 +230,19 @@ def test_what_nobody_plans_goes_as_far_as_it_can(stuck: str) -> None:
 
 
 # Dead tunnels --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_fails_takes_its_unit_back_and_no_other() -> None:
+    """Peers of two units go to their link together: the unit of the wrong one is undone, the other's peers are there."""
+    link = WireguardLink("mt.node", 51871, 1420)
+    peers = [WireguardPeer(link.name, Key(public_key(bytes([n]) * 32)), None, (Prefix(f"10.{n}.0.0/16"),)) for n in (1, 2, 3, 4)]
+    units = {"a": [link, *peers[:2]], "b": [link, *peers[2:]]}
+    plan = HostPlan(FIRST.cluster, FIRST.host, {name: {item.key: Entry(item, ()) for item in unit} for name, unit in units.items()})
+    host = FakeHost()
+    one = applier(host, lambda change: Permanent("no") if change.key == peers[3].key and change.new is not None else None)
+    report = one.apply(plan, 1, 1)
+    assert {unit.unit: unit.outcome for unit in report.units} == {"a": "applied", "b": "degraded"}
+    assert report.units[1].error == f"{peers[3].key}: no"
+    assert {key for key in host.objects if key.startswith("peer ")} == {peer.key for peer in peers[:2]}
+    assert applier(host).apply(plan, 1, 1).outcome == "applied"
+    assert holds(host, plan)

@@ -17,7 +17,7 @@ from schemas.commands import Repair, Settled
 from schemas.epochs import first_epoch
 from schemas.host_objects import NftElement, PolicyRule, Route, VxlanLink, WireguardLink
 from schemas.in_use import InUse
-from schemas.plan import HostPlan, unit_tag
+from schemas.plan import Entry, HostPlan, unit_tag
 from schemas.status import TunnelHealth
 from schemas.topology import PublicKey
 from services.applier import health, reports, service, watch
@@ -375,3 +375,22 @@ async def test_a_planner_that_lost_the_store_is_told_the_key(monkeypatch: pytest
             broker.announce(EMPTY, EMPTY, generation, NEW)
         assert codec.decode((await broker.keys.get()).data, PublicKey).key == kernel.public_key()
         assert broker.keys.empty()
+
+
+async def test_a_key_without_a_device_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another program has the port the report says who, and nobody is told the key; when the port is free, both are right."""
+    kernel = FakeKernel(FakeHost())
+    unit = {item.key: Entry(item, ()) for item in (WireguardLink("mt.node", 51871, 1420),)}
+    plan = HostPlan(EMPTY.cluster, EMPTY.host, {"encryption/rome": unit})
+    kernel.host.ports[51871] = "wg-portal (77)"
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(plan, 1)
+        broker.announce(EMPTY, plan, 1)
+        report = await broker.reports.get()
+        assert report.outcome == "degraded"
+        assert "UDP port 51871 is taken by wg-portal (77)" in report.units[0].error
+        while report.outcome != "applied":
+            assert broker.keys.empty()
+            kernel.host.ports.clear()
+            report = await broker.reports.get()
+        assert codec.decode((await broker.keys.get()).data, PublicKey).key == kernel.public_key()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,13 @@ def test_wanted_ports_are_found_with_their_process(proc: Path):
 def test_a_kernel_without_ipv6_has_one_file(proc: Path):
     (proc / "thread-self/net/udp6").unlink()
     assert in_use([51840, 4789], proc) == (PortSeen(4789, None),)
+
+
+def test_a_process_that_looks_is_seen_itself():
+    """Of the files that it has open, the one that it looks into is gone when it asks where that leads."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        [seen] = in_use([port])
+    assert seen.process is not None
+    assert seen.process.endswith(f"({os.getpid()})")

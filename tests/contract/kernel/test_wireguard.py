@@ -1,0 +1,163 @@
+"""WireGuard devices and peers: what any kernel promises about ports, about many peers, and about prefixes that move between them."""
+
+from __future__ import annotations
+
+import base64
+import time
+
+import pytest
+from msgspec.structs import replace
+
+from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
+from schemas.values import Endpoint, Key, Prefix
+from services.kernel.transaction import Change, changes
+from services.runtime.errors import Conflict, MeshmarkError, Permanent, Waiting
+from tests.contract.kernel.gateway_plan import PEERS, tunnel
+from tests.contract.kernel.machines import LinuxMachine, Machine, converge, differences
+
+PORT = 51977
+
+
+def mesh(tag: str, count: int) -> dict[str, PlanObject]:
+    """A device with so many peers, each with two prefixes."""
+    link = tunnel(tag, 5)
+    peers = [
+        WireguardPeer(
+            link,
+            Key(base64.b64encode(number.to_bytes(32, "big")).decode()),
+            Endpoint(f"127.1.{number // 256}.{number % 256}:51871"),
+            (Prefix(f"10.{64 + number // 256}.{number % 256}.0/24"), Prefix(f"fd00:{number:x}::/64")),
+        )
+        for number in range(1, count + 1)
+    ]
+    return {item.key: item for item in (WireguardLink(link, PORT, 1420), *peers)}
+
+
+def peers_of(plan: dict[str, PlanObject]) -> list[WireguardPeer]:
+    return [item for item in plan.values() if isinstance(item, WireguardPeer)]
+
+
+def test_a_taken_port_is_a_conflict_that_says_who_has_it(machine: Machine) -> None:
+    """Nothing is made of the link, and as soon as the port is free it comes; a link that is there stays on its port."""
+    taker = machine.take_port(PORT)
+    link = WireguardLink(tunnel(machine.tag, 5), PORT, 1420)
+    with pytest.raises(Conflict, match=f"UDP port {PORT} is taken by") as caught:
+        machine.kernel.write(Change(None, link))
+    assert taker in str(caught.value)
+    assert dict(machine.kernel.read({})) == {}
+    other = replace(link, listen_port=PORT + 1)
+    machine.kernel.write(Change(None, other))
+    with pytest.raises(Conflict, match=f"UDP port {PORT} is taken by"):
+        machine.kernel.write(Change(other, link))
+    assert machine.kernel.read({})[link.key] == replace(other, public_key=machine.kernel.public_key())
+    machine.free_port(PORT)
+    machine.kernel.write(Change(other, link))
+    assert differences(machine.kernel, {link.key: link}) == []
+
+
+def test_many_peers_come_change_and_go_together(machine: Machine) -> None:
+    """One call for all of them; what it says failed is nothing."""
+    plan = mesh(machine.tag, 60)
+    link = next(item for item in plan.values() if isinstance(item, WireguardLink))
+    machine.kernel.write(Change(None, link))
+    assert dict(machine.kernel.write_peers([Change(None, peer) for peer in peers_of(plan)])) == {}
+    assert differences(machine.kernel, plan) == []
+    changed = {**plan, **{peer.key: replace(peer, keepalive_seconds=25) for peer in peers_of(plan)}}
+    assert dict(machine.kernel.write_peers(changes(plan, changed))) == {}
+    assert differences(machine.kernel, changed) == []
+    assert dict(machine.kernel.write_peers([Change(peer, None) for peer in peers_of(changed)])) == {}
+    assert differences(machine.kernel, {link.key: link}) == []
+
+
+def test_one_wrong_peer_keeps_no_other_out(machine: Machine) -> None:
+    """The host's own key and the key of nobody are refused by name; all others are there."""
+    plan = mesh(machine.tag, 3)
+    link, *_ = plan.values()
+    machine.kernel.write(Change(None, link))
+    nobody = Key("A" * 43 + "=")
+    wrong = [replace(peers_of(plan)[0], public_key=key, allowed_ips=()) for key in (machine.kernel.public_key(), nobody)]
+    errors = machine.kernel.write_peers([Change(None, item) for item in (*wrong, *peers_of(plan))])
+    assert {key: type(error) for key, error in errors.items()} == {item.key: Permanent for item in wrong}
+    assert differences(machine.kernel, plan) == []
+
+
+def test_peers_of_a_link_that_is_not_there_wait_for_it(machine: Machine) -> None:
+    """Each of them by its own name; those that go are gone."""
+    first, second = peers_of(mesh(machine.tag, 2))
+    errors: dict[str, MeshmarkError] = dict(machine.kernel.write_peers([Change(None, first), Change(second, None)]))
+    assert errors.keys() == {first.key}
+    assert isinstance(errors[first.key], Waiting)
+
+
+def test_prefixes_change_places_in_one_call(machine: Machine) -> None:
+    """Each of three peers gets a prefix of another, one of them a new one besides, and one is left without any."""
+    plan = mesh(machine.tag, 4)
+    converge(machine.kernel, plan)
+    one, two, three, four = peers_of(plan)
+    new = [
+        replace(one, allowed_ips=(three.allowed_ips[0], one.allowed_ips[1])),
+        replace(two, allowed_ips=(one.allowed_ips[0], two.allowed_ips[1])),
+        replace(three, allowed_ips=(two.allowed_ips[0], Prefix("10.99.0.0/16"))),
+        replace(four, allowed_ips=()),
+    ]
+    changed = {**plan, **{item.key: item for item in new}}
+    assert dict(machine.kernel.write_peers(changes(plan, changed))) == {}
+    assert differences(machine.kernel, changed) == []
+
+
+def test_a_prefix_by_itself_inside_anothers_is_no_theft(machine: Machine) -> None:
+    """A longer prefix at one peer stands beside the shorter one at another."""
+    plan = mesh(machine.tag, 2)
+    one, two = peers_of(plan)
+    plan[one.key] = replace(one, allowed_ips=(Prefix("10.200.0.0/16"),))
+    plan[two.key] = replace(two, allowed_ips=(Prefix("10.200.5.0/24"),))
+    converge(machine.kernel, plan)
+    assert differences(machine.kernel, plan) == []
+
+
+def test_a_theft_is_told_with_both_peers(machine: Machine, plan: dict[str, PlanObject]) -> None:
+    """One difference, of the peer that was robbed; setting that one right is all."""
+    converge(machine.kernel, plan)
+    thief = next(item for item in peers_of(plan) if item.public_key == PEERS[0])
+    robbed = next(item for item in peers_of(plan) if item.link == thief.link and item.public_key == PEERS[2])
+    machine.kernel.write(Change(thief, replace(thief, allowed_ips=(*thief.allowed_ips, robbed.allowed_ips[0]))))
+    [change] = differences(machine.kernel, plan)
+    assert change.key == robbed.key
+    assert f"{robbed.allowed_ips[0]} is at peer {thief.public_key}" in str(change.old)
+    machine.kernel.write(change)
+    assert differences(machine.kernel, plan) == []
+
+
+def test_an_endpoint_that_is_not_planned_is_never_a_difference(machine: Machine) -> None:
+    """Whatever the device has: a hundred looks find nothing."""
+    plan = mesh(machine.tag, 1)
+    converge(machine.kernel, plan)
+    [peer] = peers_of(plan)
+    plan[peer.key] = replace(peer, endpoint=None)
+    assert [found for _ in range(100) for found in differences(machine.kernel, plan)] == []
+
+
+def test_peers_are_seen_as_they_are(machine: Machine) -> None:
+    """Where each is, when it shook hands last and what it has carried; nothing of a link that is none."""
+    plan = mesh(machine.tag, 3)
+    converge(machine.kernel, plan)
+    seen = machine.kernel.peers(tunnel(machine.tag, 5))
+    assert {(item.public_key, item.endpoint) for item in seen} == {(item.public_key, item.endpoint) for item in peers_of(plan)}
+    assert [item for item in seen if item.handshake_s or item.received_bytes] == []
+    assert list(machine.kernel.peers("mt.gone")) == []
+
+
+@pytest.mark.privileged
+@pytest.mark.parametrize("machine", ["linux"], indirect=True)
+def test_a_thousand_peers_do_not_take_the_square_of_their_number(machine: LinuxMachine) -> None:
+    """Made in about the time of ``wg syncconf``, a tenth of a second, and compared in as much; the limits are for busy machines."""
+    plan = mesh(machine.tag, 1000)
+    link = next(item for item in plan.values() if isinstance(item, WireguardLink))
+    machine.kernel.write(Change(None, link))
+    started_s = time.monotonic()
+    assert dict(machine.kernel.write_peers([Change(None, item) for item in peers_of(plan)])) == {}
+    made_s = time.monotonic() - started_s
+    assert differences(machine.kernel, plan) == []
+    compared_s = time.monotonic() - started_s - made_s
+    assert made_s < 5, f"{made_s:.2f} s to make them"
+    assert compared_s < 5, f"{compared_s:.2f} s to compare them"
