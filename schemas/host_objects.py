@@ -24,6 +24,7 @@ OWN_TABLE_PREFIX = "meshmark."
 OWN_ALIAS = "meshmark"
 """Interface alias (IFLA_IFALIAS) of every link that is ours."""
 MAIN_TABLE = 254
+_PER_LINK_PARTS = 4
 GUARD_METRIC = METRIC_MAX + 1
 """Metric of routes that only stand in when nothing better does: any other route wins."""
 
@@ -39,6 +40,13 @@ class Sysctl(Struct, **_VALUE, tag="sysctl"):
     @property
     def key(self) -> str:
         return f"sysctl {self.name}"
+
+    @property
+    def link(self) -> str:
+        """The link whose setting it is (``net/ipv4/conf/LINK/…``), which comes and goes with that; empty for all others."""
+        parts = self.name.split("/")
+        is_per_link = len(parts) > _PER_LINK_PARTS and parts[2] in ("conf", "neigh") and parts[3] not in ("all", "default")
+        return parts[3] if is_per_link else ""
 
 
 class VxlanLink(Struct, **_VALUE, tag="vxlan"):

@@ -40,6 +40,7 @@ Selector = Literal[
     "dccp dport",
     "th sport",
     "th dport",
+    "icmpv6 type",
     "tcp flags",
     "tcp flags & (syn | rst)",
     "ct state",

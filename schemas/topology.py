@@ -29,6 +29,11 @@ _LAST_FIRST_PORT = 65535 - TUNNELS_MAX + 1
 Policy = Literal["repair", "alert"]
 Overlay = Literal["vxlan", "geneve"]
 Sources = Literal["per-node", "shared"]
+Encryption = Literal["none", "wireguard"]
+StrictMode = Literal["off", "audit", "enforce"]
+Routing = Literal["native", "overlay"]
+MarkBits = Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
+Keepalive = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class DriftPolicy(Strict, frozen=True, kw_only=True):
@@ -37,6 +42,31 @@ class DriftPolicy(Strict, frozen=True, kw_only=True):
     nft: Policy = "repair"
     rule: Policy = "repair"
     route: Policy = "repair"
+
+
+class Marks(Strict, frozen=True, kw_only=True):
+    """The bits of packets' marks that encryption uses on nodes, and their values: one field, in which a packet has one value at a time.
+
+    `encrypt` asks for a packet to be encrypted, `encrypted` is on WireGuard's own outer packets, `decrypted` on what came out of it. No
+    other program on the nodes may use a bit of `mask`; all other bits of a mark are left alone.
+    """
+
+    mask: MarkBits = 0xFFF
+    encrypt: MarkBits = 0x4D2
+    encrypted: MarkBits = 0xE00
+    decrypted: MarkBits = 0xD00
+
+
+class WireguardSettings(Strict, frozen=True, kw_only=True):
+    """The nodes' WireGuard device: its UDP port, its persistent keepalive (0: none), and whether what `nodes` say is encrypted as well.
+
+    Without `nodes`, what a node sends to another node's address, and pods to nodes, goes as it is. With it, all of that is encrypted but
+    for what a host sends to `control` addresses or hears from them.
+    """
+
+    port: Port = 51871
+    keepalive_seconds: Keepalive = 0
+    nodes: bool = False
 
 
 class Cluster(Object, frozen=True, kw_only=True, tag=True):
@@ -52,6 +82,10 @@ class Cluster(Object, frozen=True, kw_only=True, tag=True):
 
     `sources` says as what peers see traffic that no pod sent (nodes, NodePorts): as an address of each node's own in the first external
     prefix with room for that, or all as the first address of an external prefix. Without it, per node where there is room.
+
+    `routing` says how pods' packets get to other nodes: `native` by the underlay or the CNI, `overlay` by a mesh of links of the kind
+    `overlay` that meshmark makes. With `encryption` they get there encrypted, whichever it is; `strict` counts what does not (`audit`), or
+    drops it too (`enforce`).
     """
 
     pod_prefixes: Annotated[Prefixes, Meta(min_length=1)]
@@ -63,6 +97,11 @@ class Cluster(Object, frozen=True, kw_only=True, tag=True):
     overlay: Overlay = "vxlan"
     mtu: Annotated[int, Meta(ge=1280, le=65535)] = 1500
     sources: Sources | None = None
+    routing: Routing = "native"
+    encryption: Encryption = "none"
+    strict: StrictMode = "off"
+    wireguard: WireguardSettings = WireguardSettings()
+    marks: Marks = Marks()
     drift: DriftPolicy = DriftPolicy()
 
     @property
@@ -76,12 +115,22 @@ class Cluster(Object, frozen=True, kw_only=True, tag=True):
 
 
 class Node(Object, frozen=True, kw_only=True, tag=True):
-    """A host that runs pods. `addresses` are the underlay's, one of a family; pods inside `pod_prefixes` are found without an Endpoint."""
+    """A host that runs pods. `addresses` are the underlay's, one of a family; pods inside `pod_prefixes` are found without an Endpoint.
+
+    Where the cluster encrypts: `opt_out` leaves this node out, in both directions. `endpoint` is where other nodes find its WireGuard
+    device, if not at its address and the cluster's port; of a `roaming` node they learn it from its handshakes. `source_addresses` are
+    those by which the node itself sends to pods, at most one of a family, each inside a pod prefix and no pod's; without them, the first
+    address of the first pod prefix of the family.
+    """
 
     cluster: Name
     addresses: HostAddresses
     uplink: Uplink = field(default_factory=lambda: Name("eth0"))
     pod_prefixes: Prefixes = ()
+    opt_out: bool = False
+    endpoint: Endpoint | None = None
+    roaming: bool = False
+    source_addresses: Annotated[tuple[Address, ...], Meta(max_length=2)] = ()
 
     @property
     def home(self) -> Name:
@@ -127,7 +176,7 @@ class Peering(Object, frozen=True, kw_only=True, tag=True):
     ends: tuple[PeeringEnd, PeeringEnd]
     tunnels: Annotated[int, Meta(ge=1, le=TUNNELS_MAX)] = 1
     port: Port = 51840
-    keepalive_seconds: Annotated[int, Meta(ge=0, le=65535)] = 25
+    keepalive_seconds: Keepalive = 25
     weights: tuple[Annotated[int, Meta(ge=1, le=256)], ...] = ()
 
     @property
@@ -217,6 +266,9 @@ def _named(read: Callable[[], Topology], kind: Callable[[], type[Topology]]) -> 
     try:
         return read()
     except DecodeError as error:
+        if error.field == "$.strict" and "`bool`" in error.reason:
+            reason = f'{error.reason}; YAML reads off without quotes as false: write "off"'
+            raise DecodeError(reason, "$.strict") from None
         if error.field == "$.kind" or "`kind`" in error.reason:
             reason = f"{error.reason}; the kinds are {', '.join(KINDS)}"
             raise DecodeError(reason, "$.kind") from None
@@ -236,7 +288,12 @@ def _check(item: Topology) -> Topology:
                 family = min(missing)
                 reason = f"the cluster has IPv{family} prefixes, and no IPv{family} prefix for the overlay's own addresses; add one"
                 raise DecodeError(reason, "$.internalPrefixes")
-        case Node() | Gateway():
+            _check_encryption(item)
+        case Node():
+            _one_of_a_family(item.addresses, "$.addresses")
+            _one_of_a_family(item.source_addresses, "$.sourceAddresses")
+            _check_node(item)
+        case Gateway():
             _one_of_a_family(item.addresses, "$.addresses")
         case IpMapping() if item.external is not None and item.external.family != item.real.family:
             reason = f"{item.external} and the real address {item.real} are of two families; give an IPv{item.real.family} address"
@@ -248,6 +305,31 @@ def _check(item: Topology) -> Topology:
         case Peering():
             _check_peering(item)
     return item
+
+
+def _check_encryption(item: Cluster) -> None:
+    if item.strict != "off" and item.encryption == "none":
+        reason = f"{item.strict!r} is for a cluster that encrypts; set `encryption`, or leave this out"
+        raise DecodeError(reason, "$.strict")
+    values = {name: getattr(item.marks, name) for name in ("encrypt", "encrypted", "decrypted")}
+    for index, (name, value) in enumerate(values.items()):
+        if value & ~item.marks.mask:
+            reason = f"{value:#x} has bits outside of the mask {item.marks.mask:#x}"
+            raise DecodeError(reason, f"$.marks.{name}")
+        for earlier in list(values)[:index]:
+            if value == values[earlier]:
+                reason = f"{value:#x} is the value of `{earlier}` too; a packet must show which of them is meant"
+                raise DecodeError(reason, f"$.marks.{name}")
+
+
+def _check_node(item: Node) -> None:
+    if item.roaming and item.endpoint is not None:
+        reason = f"others learn where a roaming node is from its handshakes; leave {item.endpoint} out, or `roaming`"
+        raise DecodeError(reason, "$.endpoint")
+    for index, address in enumerate(item.source_addresses):
+        if not any(prefix.covers(address) for prefix in item.pod_prefixes):
+            reason = f"{address} is in none of the node's pod prefixes; only from there do other nodes take it"
+            raise DecodeError(reason, f"$.sourceAddresses[{index}]")
 
 
 def _check_peering(item: Peering) -> None:

@@ -85,7 +85,7 @@ def _rules(draw: st.DrawFn, links: list[str]) -> dict[str, Any]:
         "iif": st.sampled_from([*links, "lo", "not-there", "@tunnels"]),
         "oif": st.sampled_from([*links, "not-there", "@tunnels"]),
         "fwmark": st.one_of(st.integers(0, 0xFFFFFFFF), st.sampled_from(["0xfe00", "0"])),
-        "priority": st.integers(1000, 1005),
+        "priority": st.integers(1002, 1007),
     }
     chosen = draw(st.lists(st.sampled_from(sorted(fields)), unique=True, max_size=5))
     found = {name: draw(fields[name]) for name in chosen}

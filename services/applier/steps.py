@@ -1,7 +1,8 @@
 """The order of steps: make before break, with one nft batch as the only switch. Pure.
 
 1. leave    of units that go as a whole: links, then class routes. Their traffic meets `unreachable` from here on.
-2. stage    guards and terminal routes, sysctls, policy rules. None of it moves a packet of the new plan until nft marks it.
+2. stage    guards and terminal routes, sysctls (those of a link follow it), policy rules. None of it moves a packet of the new plan until
+            nft marks it.
 3. commit   all of nftables, with the marker.
 4. connect  links, addresses, neighbours, WireGuard peers, then class routes; until then, traffic meets `unreachable`. At last open rules.
 5. remove   what is left over: class routes, peers, neighbours, addresses, links, rules, sysctls and at last guards.
@@ -82,7 +83,7 @@ def _is_open(item: Held, guarded: Collection[int]) -> bool:
 def _is_staged(item: Held, guarded: Collection[int]) -> bool:
     if isinstance(item, PolicyRule):
         return not _is_open(item, guarded)
-    return isinstance(item, Sysctl) or (isinstance(item, Route) and not item.hops)
+    return (isinstance(item, Sysctl) and not item.link) or (isinstance(item, Route) and not item.hops)
 
 
 def _may_leave_early(item: Held, guarded: Collection[int]) -> bool:
@@ -103,6 +104,8 @@ def _links_of(item: PlanObject) -> set[str]:
     match item:
         case Route():
             return {hop.link for hop in item.hops}
+        case Sysctl():
+            return {item.link} - {""}
         case _:
             return {item.link} if isinstance(item, OnLink) else set()
 
@@ -117,12 +120,14 @@ def _kind(item: Held, guarded: Collection[int]) -> str:
         return "guard" if not item.hops else "class route"
     if _is_open(item, guarded):
         return "open rule"
+    if isinstance(item, Sysctl) and item.link:
+        return "link sysctl"
     return "class route" if item.layer == "route" else item.layer
 
 
-_ARRIVE_RANK = ("guard", "sysctl", "rule", "link", "address", "neighbour", "wireguard", "class route", "open rule")
+_ARRIVE_RANK = ("guard", "sysctl", "rule", "link", "link sysctl", "address", "neighbour", "wireguard", "class route", "open rule")
 _LEAVE_RANK = ("open rule", "link", "class route", "wireguard", "neighbour", "address")
-_REMOVE_RANK = ("open rule", "class route", "wireguard", "neighbour", "address", "link", "rule", "sysctl", "guard")
+_REMOVE_RANK = ("open rule", "class route", "wireguard", "neighbour", "address", "link sysctl", "link", "rule", "sysctl", "guard")
 
 
 def _ranked(changes: Sequence[Change], rank: tuple[str, ...], guarded: Collection[int]) -> tuple[Change, ...]:

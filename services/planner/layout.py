@@ -18,8 +18,12 @@ CLASS_INCOMING = 0xFE00
 OUTGOING_TABLE = 7001
 INCOMING_TABLE = 7002
 NODE_TABLE = 7010
+MESH_TABLE = 7011
+"""On nodes, where the mesh overlay leads to each node's pods."""
+ENCRYPT_TABLE = 10
+"""On nodes, what is to be encrypted: by default into the WireGuard device (the seed's number)."""
 GATEWAY_TABLES = (OUTGOING_TABLE, INCOMING_TABLE)
-OWN_TABLES = frozenset((*GATEWAY_TABLES, NODE_TABLE))
+OWN_TABLES = frozenset((*GATEWAY_TABLES, NODE_TABLE, MESH_TABLE, ENCRYPT_TABLE))
 """No published route goes there."""
 PUBLISHED_TABLE = 77_000_000
 PUBLISHED_TABLES = 1_000_000
@@ -34,7 +38,12 @@ RULE_OUTGOING = 900
 RULE_INCOMING = 901
 GATEWAY_RULES = (RULE_CONTROL, RULE_LOCAL_OUTGOING, RULE_LOCAL_INCOMING, RULE_OUTGOING, RULE_INCOMING)
 RULE_NODE = 900
-OWN_RULES = range(RULE_CONTROL, 910)
+RULE_MESH = 902
+RULE_ENCRYPT = 1000
+"""The seed's priority, for what is marked to be encrypted."""
+RULE_OWN_ENCRYPT = 1001
+"""What a node itself sends to pods: a mark set in output comes after the choice of a source."""
+OWN_RULES = (range(RULE_CONTROL, 910), range(RULE_ENCRYPT, RULE_OWN_ENCRYPT + 1))
 """Priorities that no published rule has."""
 RULE_PUBLISHED = 2000
 RULE_PUBLISHED_STEP = 150
@@ -62,12 +71,17 @@ and beyond."""
 NO_HOST = ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3", "::/8", "fe80::/10", "ff00::/8")
 """Where no underlay address can be."""
 
+MESH_VNI = 77
+"""The mesh overlay's id. A link between gateway and node has a gateway's number, which is never 0, above its lowest twelve bits."""
+
 HOST_NUMBER_MAX = 4094
 HOST_NUMBER_BITS = 12
 
 PRIORITY_RAW = -300
 PRIORITY_MANGLE = -150
 PRIORITY_DSTNAT = -100
+PRIORITY_AFTER_DSTNAT = -99
+"""Destinations are what they will be: a service's address has become a pod's."""
 PRIORITY_FILTER = 0
 PRIORITY_BEFORE_SRCNAT = 99
 """Just before the CNI's masquerading, which must not see flows to a remote cluster."""

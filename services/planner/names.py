@@ -10,13 +10,21 @@ import base64
 import hashlib
 import re
 
+from schemas.values import Family
+
 LINK_NAME_BYTES = 15
 OVERLAY_LINK_PREFIX = "mo."
 TUNNEL_LINK_PREFIX = "mt."
+MESH_LINK_PREFIX = "mm."
+ENCRYPTION_LINK_PREFIX = "me."
+OWN_LINK_PREFIXES = (OVERLAY_LINK_PREFIX, TUNNEL_LINK_PREFIX, MESH_LINK_PREFIX, ENCRYPTION_LINK_PREFIX)
+ENCRYPTION_LINK = f"{ENCRYPTION_LINK_PREFIX}0"
+"""A node's WireGuard device; a second one is beside it while keys change."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HASH_CHARACTERS = 10
 _FIREWALL = "fw"
-_OWN_TABLES = ("marker", "scratch", _FIREWALL)
+_MESH = "mesh"
+_OWN_TABLES = ("marker", "scratch", _FIREWALL, _MESH)
 _TABLE_BYTES = 48
 
 
@@ -36,6 +44,21 @@ def overlay_link(far_host: str) -> str:
 def tunnel_link(index: int) -> str:
     """Name of the gateway's tunnel number `index`, from 0."""
     return f"{TUNNEL_LINK_PREFIX}{index}"
+
+
+def mesh_link(family: Family) -> str:
+    """Name of a node's mesh overlay device whose outer packets are of this family, where one device leads to all nodes."""
+    return f"{MESH_LINK_PREFIX}{family}"
+
+
+def mesh_link_to(far_node: str) -> str:
+    """Name of the mesh overlay link to one node, where each has a link of its own."""
+    return fit(MESH_LINK_PREFIX, far_node)
+
+
+def mesh_table(cluster: str) -> str:
+    """Name of the nftables table of a cluster's mesh."""
+    return fit("meshmark.", f"{_MESH}.{cluster}", limit=_TABLE_BYTES)
 
 
 def table(cluster: str, peering: str) -> str:

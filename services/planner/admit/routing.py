@@ -68,8 +68,9 @@ def _own_numbers(item: RouteConfiguration) -> Iterator[Finding]:
     if item.table in layout.OWN_TABLES:
         yield f"table {item.table} is meshmark's own; take another number, or leave it out for one of its own", "$.table", ""
     for index, rule in enumerate(item.rules):
-        if rule.priority in layout.OWN_RULES:
-            first, last = layout.OWN_RULES[0], layout.OWN_RULES[-1]
+        own = next((priorities for priorities in layout.OWN_RULES if rule.priority in priorities), None)
+        if own is not None:
+            first, last = own[0], own[-1]
             reason = (
                 f"priority {rule.priority} is among meshmark's own ({first} to {last}); take a lower one to come before, or a higher one"
             )

@@ -37,6 +37,20 @@ def passes(cluster: Cluster) -> tuple[Rule, ...]:
     )
 
 
+def passes_both(cluster: Cluster, *, arriving: bool) -> tuple[Rule, ...]:
+    """The same where answers count too: of a host that others reach as broker or management, what it says to them is kept as well.
+
+    `arriving` is for a chain that packets meet as they come in.
+    """
+    own = Match("fib daddr type", ("local",)) if arriving else _OWN
+    return tuple(
+        (own, Match(selector, (f"@{_SET}{WORDS[family].suffix}",)), Verdict("return"))
+        for family in FAMILIES
+        if of_family(cluster.control, family)
+        for selector in (WORDS[family].source, WORDS[family].destination)
+    )
+
+
 def kept(prefixes: tuple[Prefix, ...], hook: Hook) -> Iterator[Rule]:
     """The first rules of a published chain: what the host says to broker and management, and they to it, is none of its business."""
     if hook == "forward":

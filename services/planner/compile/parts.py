@@ -6,16 +6,18 @@ that the changed object touches. Both give the same plan (a property test holds 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
 from schemas.objects import PassThrough
 from schemas.plan import Entry, HostPlan, SummedUnit
-from schemas.topology import DriftPolicy, Gateway, IpMapping, Node, Pod, Topology
+from schemas.topology import DriftPolicy, Gateway, IpMapping, Node, Pod, PublicKey, Topology
 from schemas.values import Name
 from services.planner.allocate import Allocations
-from services.planner.compile import gateway, mapping, node
+from services.planner.compile import gateway, mapping, mesh, node
+from services.planner.compile.mesh import Meshes
 from services.planner.compile.passing import Passing
 from services.planner.compile.passing import unit_name as passed_unit_name
 from services.planner.mappings import is_pods, leaders_around, leading_node, led_by
@@ -31,6 +33,7 @@ class PartId(NamedTuple):
 
 Part = SummedUnit
 """The entries of a part, by key. No key stands in two parts of a unit."""
+_NOTHING = SummedUnit({}, 0)
 
 
 def unit_name(attachment: Attachment) -> str:
@@ -44,6 +47,7 @@ class Compiler:
         self._state = state
         self._allocations = allocations
         self._passing = Passing(state, allocations)
+        self._meshes = Meshes(state, allocations)
         self._parts: dict[HostId, dict[PartId, Part]] = {}
         self._units: dict[HostId, dict[str, SummedUnit]] = {}
 
@@ -53,9 +57,11 @@ class Compiler:
         A changed object is given in its old and its new form.
         """
         whole: set[HostId] = set()
-        single: dict[HostId, set[str]] = {}
+        single: dict[HostId, set[PartId]] = {}
         passed: set[HostId] = set()
+        meshed: dict[str, set[str]] = {}
         for item in changed:
+            meshed.setdefault(item.home, set()).update(self._meshes.touched(item))
             match item:
                 case PassThrough():
                     passed.update(host for host in self._state.hosts_of(item.cluster) if self._pass(host, item))
@@ -63,9 +69,15 @@ class Compiler:
                     whole.update(_whole(self._state, item))
                     sources = _sources(self._state, item)
                     for attachment in self._state.attachments[item.cluster].values():
-                        single.setdefault(attachment.host, set()).update(sources)
+                        places = (PartId(unit_name(attachment), source) for source in sources)
+                        single.setdefault(attachment.host, set()).update(places)
+                case PublicKey():
+                    whole.update(_with_key(self._state, item))
                 case _:
                     whole.update(_neighbourhood(self._state, item))
+        for cluster, sources in meshed.items():
+            for name in self._state.nodes[cluster] if sources else ():
+                single.setdefault(HostId(cluster, name), set()).update(PartId(mesh.unit_name(cluster), source) for source in sources)
         for host in whole:
             self.rebuild(host)
         for host in single.keys() - whole:
@@ -75,6 +87,10 @@ class Compiler:
     def rebuild(self, host: HostId) -> None:
         """Build all parts of a host anew."""
         self._parts[host] = _all_parts(self._state, self._allocations, host)
+        if host.name in self._state.nodes[host.cluster]:
+            for source in self._meshes.sources(host.cluster):
+                if part := self._meshes.part(host, source):
+                    self._parts[host][PartId(mesh.unit_name(host.cluster), source)] = part
         self._parts[host].update((PartId(name, ""), unit) for name, unit in self._passing.units(host))
         entries: dict[str, dict[str, Entry]] = {}
         totals: dict[str, int] = {}
@@ -100,24 +116,28 @@ class Compiler:
             parts[place] = units[place.unit] = wanted
         return held is not None or wanted is not None
 
-    def _update(self, host: HostId, sources: set[str]) -> None:
-        """Build single parts of a gateway anew, and carry what they change over into its unit."""
-        attachment = self._state.attachments[host.cluster].get(host.name)
-        if attachment is None:
-            return
-        name = unit_name(attachment)
+    def _update(self, host: HostId, places: Iterable[PartId]) -> None:
+        """Build single parts of a host anew, and carry what they change over into its units."""
         parts, units = self._parts.setdefault(host, {}), self._units.setdefault(host, {})
-        put: list[Entry] = []
-        drop: list[str] = []
-        for source in sources:
-            place = PartId(name, source)
-            before = parts.pop(place, SummedUnit({}, 0))
-            after = _gateway_part(self._state, self._allocations, attachment, source)
+        put: dict[str, list[Entry]] = defaultdict(list)
+        drop: dict[str, list[str]] = defaultdict(list)
+        for place in places:
+            before, after = parts.pop(place, _NOTHING), self._build(host, place)
             if after:
                 parts[place] = after
-            put += (entry for key, entry in after.items() if before.get(key) != entry)
-            drop += before.keys() - after.keys()
-        units[name] = units.get(name, SummedUnit({}, 0)).changed(put, drop)
+            put[place.unit] += (entry for key, entry in after.items() if before.get(key) != entry)
+            drop[place.unit] += before.keys() - after.keys()
+        for name, entries in put.items():
+            if entries or drop[name]:
+                units[name] = units.get(name, _NOTHING).changed(entries, drop[name])
+                if not units[name]:
+                    del units[name]
+
+    def _build(self, host: HostId, place: PartId) -> Part:
+        if place.unit == mesh.unit_name(host.cluster):
+            return self._meshes.part(host, place.source)
+        attachment = self._state.attachments[host.cluster].get(host.name)
+        return _gateway_part(self._state, self._allocations, attachment, place.source) if attachment is not None else _NOTHING
 
 
 def compile_host(state: State, allocations: Allocations, host: HostId) -> HostPlan:
@@ -163,6 +183,13 @@ def _neighbourhood(state: State, item: Topology) -> Iterator[HostId]:
         yield HostId(item.cluster, item.name)
 
 
+def _with_key(state: State, item: PublicKey) -> Iterator[HostId]:
+    """The hosts that a key touches as a whole: its own, and both ends of its tunnels."""
+    yield HostId(item.cluster, item.name)
+    attachment = state.attachments[item.cluster].get(item.name)
+    yield from (attachment.host, attachment.far_host) if attachment is not None else ()
+
+
 def _all_parts(state: State, allocations: Allocations, host: HostId) -> dict[PartId, Part]:
     known = state.host(host)
     parts: dict[PartId, Part] = {}
@@ -203,7 +230,7 @@ def _gateway_part(state: State, allocations: Allocations, attachment: Attachment
         case _ if source == "":
             keys = [state.keys[host].ref for host in (attachment.host, attachment.far_host) if host in state.keys]
             return _entries(gateway.base(state, allocations, attachment), _because(attachment), keys)
-    return SummedUnit({}, 0)
+    return _NOTHING
 
 
 def _because(attachment: Attachment, *more: Topology) -> tuple[str, ...]:

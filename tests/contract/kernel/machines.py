@@ -154,7 +154,7 @@ class LinuxMachine:
                 taken.close()
             self.kernel.close()
             links = [line.split(": ")[1].split("@")[0] for line in self.ip("-o", "link").splitlines()]
-            own = [f"link del {link}" for link in links if link.startswith(("mt.", "mo."))]
+            own = [f"link del {link}" for link in links if link.startswith(("mt.", "mo.", "me.", "mm."))]
             self.ip("-force", "-batch", "-", commands="\n".join(own))
             self._wait_for_sockets()
         finally:

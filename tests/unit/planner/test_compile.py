@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from schemas.host_objects import NftChain, PolicyRule, Route, VxlanLink, WireguardLink, WireguardPeer
 from schemas.plan import HostPlan, diff_units, digest_of, unit_digest
-from schemas.topology import IpMapping, Peering, Topology
-from schemas.values import Address, Endpoint, Name, Prefix
+from schemas.topology import IpMapping, Peering, PublicKey, Topology, WireguardSettings
+from schemas.values import Address, Endpoint, Key, Name, Prefix
 from services.cli.files import load
 from services.cli.render import plan_text
 from services.planner import layout
@@ -212,6 +212,13 @@ def plans_of(items: list[Topology]) -> dict[HostId, HostPlan]:
     return compile_all(core.state, core.allocations)
 
 
+MESHES: list[dict[str, object]] = [
+    {"encryption": "wireguard", "strict": "enforce"},
+    {"encryption": "wireguard", "strict": "audit", "wireguard": WireguardSettings(nodes=True, keepalive_seconds=5)},
+    {"encryption": "wireguard", "strict": "audit", "routing": "overlay"},
+    {"encryption": "wireguard", "routing": "overlay", "overlay": "geneve", "wireguard": WireguardSettings(nodes=True)},
+    {"routing": "overlay"},
+]
 POOL: list[Topology] = [
     *two_clusters(),
     *keys(),
@@ -260,6 +267,13 @@ POOL: list[Topology] = [
             ("far", "10.61.2.10", {}),
         )
     ),
+    *(cluster("rome", **fields) for fields in MESHES),
+    node("worker-1", 1, opt_out=True),
+    node("worker-2", 2, endpoint=Endpoint("192.0.2.9:999")),
+    node("worker-2", 2, roaming=True),
+    node("worker-3", 3, pod_prefixes=()),
+    *(PublicKey(name=Name(f"worker-{number}"), cluster=Name("rome"), key=Key(f"{number}" * 42 + "A=")) for number in (1, 2, 3)),
+    pod("roam", "worker-1", "10.200.2.7"),
     routes(routes=[to("10.9.0.0/16", "@tunnels")], rules=[{"iif": "@tunnels"}], hosts={"peering": "rome-milan"}),
     routes(routes=[to("10.9.0.0/16", "eth1"), to("172.18.0.0/16", type="throw")], rules=[{}], hosts={"names": ["worker-*"]}),
 ]

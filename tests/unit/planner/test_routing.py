@@ -158,16 +158,16 @@ def refused(*items: Topology) -> list[tuple[str, str]]:
     return [found[1:] for found in refusals(*two_clusters(), *items)]
 
 
-@pytest.mark.parametrize("table", [7001, 7002, 7010])
+@pytest.mark.parametrize("table", [10, 7001, 7002, 7010, 7011])
 def test_meshmarks_own_tables_are_not_for_others(table: int) -> None:
     assert refused(routes(routes=[ONE], table=table)) == [("$.table", "")]
 
 
-@pytest.mark.parametrize("priority", [889, 890, 900, 901])
+@pytest.mark.parametrize("priority", [889, 890, 900, 901, 902, 1000, 1001])
 def test_meshmarks_own_priorities_are_not_for_others(priority: int) -> None:
     """Those before and after are."""
     assert refused(routes(rules=[{"fwmark": 1}, {"fwmark": 2, "priority": priority}])) == [("$.rules[1].priority", "")]
-    assert refused(routes(rules=[{"fwmark": 2, "priority": 888}, {"fwmark": 2, "priority": 1000}])) == []
+    assert refused(routes(rules=[{"fwmark": 2, "priority": 888}, {"fwmark": 2, "priority": 999}, {"fwmark": 2, "priority": 1002}])) == []
 
 
 def test_a_table_is_shared_by_its_number_only() -> None:

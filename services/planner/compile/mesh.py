@@ -1,0 +1,177 @@
+"""A node's unit of its cluster's mesh: which parts it has, and what each is made of. A unit of its own, `mesh/<cluster>`.
+
+A part for every other node, and one for every pod at an address to which its node's prefixes do not lead (a roaming pod): so a change of
+one node costs each host that node's part. Such a part is the same on all nodes that see others alike, and is made once for them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
+from schemas.plan import Entry, SummedUnit
+from schemas.topology import Cluster, Node, Pod, PublicKey, Topology
+from schemas.values import Family
+from services.planner import mesh
+from services.planner.allocate import Allocations
+from services.planner.compile import encryption, mesh_overlay, strict
+from services.planner.state import HostId, State
+
+
+class _View(NamedTuple):
+    """What of a node's own decides how it sees others. `host` is the node's name where nobody else sees the same."""
+
+    families: tuple[Family, ...]
+    encrypts: bool
+    roams: bool
+    host: str = ""
+
+
+class Meshes:
+    """The parts of nodes' units. Keeps what it made until something that it was made of is said to have changed (``touched``)."""
+
+    def __init__(self, state: State, allocations: Allocations) -> None:
+        self._state = state
+        self._allocations = allocations
+        self._made: dict[str, dict[str, dict[_View, SummedUnit]]] = defaultdict(lambda: defaultdict(dict))
+        """By cluster, source and view."""
+        self._roaming: dict[str, set[str]] = {}
+        """Pods that roam, by cluster; found when first asked for."""
+
+    def touched(self, item: Topology) -> set[str]:
+        """Forget the parts that a changed object is in; returns their sources. The state is what it is after the change."""
+        if isinstance(item, Cluster):
+            self._made.pop(item.name, None)
+            self._roaming.pop(item.name, None)
+            return set()
+        sources: set[str] = set()
+        match item:
+            case Node():
+                sources = {item.ref, *self._moved(item)}
+            case PublicKey():
+                node = self._state.nodes[item.cluster].get(item.name)
+                sources = {f"Node/{item.cluster}/{item.name}", *(self._moved(node) if node is not None else ())}
+            case Pod() if self._is_roaming(item.ref, item.cluster):
+                sources = {item.ref, f"Node/{item.cluster}/{item.node}"}
+        for source in sources:
+            self._made[item.home].pop(source, None)
+        return sources
+
+    def sources(self, cluster: str) -> Iterator[str]:
+        """The sources of all parts that a node of the cluster can have."""
+        yield ""
+        yield from (node.ref for node in self._state.nodes[cluster].values())
+        yield from self._roaming_in(cluster)
+
+    def part(self, host: HostId, source: str) -> SummedUnit:
+        """What a node has of a source; empty where it has nothing."""
+        node, cluster = self._state.nodes[host.cluster].get(host.name), self._state.clusters.get(host.cluster)
+        if node is None or cluster is None or not mesh.has_part(cluster, node):
+            return _NOTHING
+        if source == "":
+            return self._base(cluster, node)
+        item = self._state.objects.get(source)
+        if isinstance(item, Node) and item.name != node.name:
+            view = self._view(node, alone=cluster.routing == "overlay" and cluster.overlay == "geneve")
+        elif isinstance(item, Pod) and mesh.strays(self._state, item):
+            view = self._view(node, alone=item.node == node.name)
+        else:
+            return _NOTHING
+        made = self._made[cluster.name][source]
+        if view not in made:
+            made[view] = self._node(cluster, view, node, item) if isinstance(item, Node) else self._pod(cluster, view, item)
+        return made[view]
+
+    def _view(self, node: Node, *, alone: bool) -> _View:
+        return _View(mesh.underlay_families(node), mesh.encrypts(self._state, node), node.roaming, node.name if alone else "")
+
+    # Which pods roam ------------------------------------------------------------------------------------------------------------------
+
+    def _roaming_in(self, cluster: str) -> set[str]:
+        if cluster not in self._roaming:
+            self._roaming[cluster] = {pod.ref for pod in self._state.pods[cluster].values() if mesh.strays(self._state, pod)}
+        return self._roaming[cluster]
+
+    def _is_roaming(self, ref: str, cluster: str) -> bool:
+        """Whether a pod roams, or did when it was last asked."""
+        known, pod = self._roaming_in(cluster), self._state.objects.get(ref)
+        did = ref in known
+        does = isinstance(pod, Pod) and bool(mesh.strays(self._state, pod))
+        known.discard(ref)
+        if does:
+            known.add(ref)
+        return did or does
+
+    def _moved(self, node: Node) -> set[str]:
+        """The pods of a node that roam, or did before it was changed."""
+        pods = (f"Endpoint/{node.cluster}/{name}" for name in self._state.pods_by_node[HostId(node.cluster, node.name)])
+        return {ref for ref in pods if self._is_roaming(ref, node.cluster)}
+
+    # What parts are made of -----------------------------------------------------------------------------------------------------------
+
+    def _base(self, cluster: Cluster, node: Node) -> SummedUnit:
+        host = HostId(cluster.name, node.name)
+        number, key = self._allocations.number(host), self._state.keys.get(host)
+        objects: list[PlanObject] = []
+        if cluster.routing == "overlay":
+            objects += mesh_overlay.base(cluster, node, number)
+        if mesh.is_meant_to_encrypt(cluster, node):
+            objects += encryption.device(cluster, node, number, key.key if key is not None else None)
+        if key is not None and mesh.encrypts(self._state, node):
+            objects += encryption.base(cluster, node, number)
+            objects += strict.base(cluster, node)
+        return _entries(objects, (cluster.ref, node.ref), key)
+
+    def _node(self, cluster: Cluster, view: _View, here: Node, there: Node) -> SummedUnit:
+        host = HostId(cluster.name, there.name)
+        number, key = self._allocations.number(host), self._state.keys.get(host)
+        objects: list[PlanObject] = []
+        refs = [cluster.ref, there.ref]
+        if cluster.routing == "overlay":
+            objects += mesh_overlay.link_to(cluster, here, there, self._allocations.number(HostId(cluster.name, here.name)))
+            objects += mesh_overlay.node(cluster, view.families, there, number)
+        if view.encrypts and (key is None or not mesh.encrypts(self._state, there)):
+            objects += encryption.let_out(cluster, there)
+        elif view.encrypts and key is not None:
+            pods = [pod for pod in self._pods_at(there) if mesh.strays(self._state, pod)]
+            prefixes = encryption.allowed(cluster, there, number, [address for pod in pods for address in mesh.strays(self._state, pod)])
+            objects.append(encryption.peer(cluster, view.families, there, key.key, prefixes, roams=view.roams))
+            objects += encryption.way_to(cluster, there, number)
+            objects += strict.peer(cluster, there)
+            if cluster.routing == "native":
+                refs += [pod.ref for pod in pods]
+        return _entries(objects, refs, key)
+
+    def _pod(self, cluster: Cluster, view: _View, pod: Pod) -> SummedUnit:
+        owner = self._state.nodes[cluster.name][pod.node]
+        number, encrypted = self._allocations.number(HostId(cluster.name, owner.name)), mesh.encrypts(self._state, owner)
+        objects: list[PlanObject] = []
+        for address in mesh.strays(self._state, pod):
+            if cluster.routing == "overlay":
+                far = mesh_overlay.pod_there(cluster, view.families, owner, number, address) if view.host != owner.name else None
+                objects.append(far or mesh_overlay.pod_here(address))
+            if view.encrypts and view.host == owner.name:
+                objects += encryption.pod_here(cluster, address)
+            elif view.encrypts:
+                objects += encryption.pod_there(cluster, address, encrypted=encrypted)
+                objects += strict.pod(cluster, address, encrypted=encrypted)
+        return _entries(objects, (cluster.ref, owner.ref, pod.ref), None)
+
+    def _pods_at(self, node: Node) -> list[Pod]:
+        names = self._state.pods_by_node[HostId(node.cluster, node.name)]
+        return [self._state.pods[node.cluster][name] for name in sorted(names)]
+
+
+_NOTHING = SummedUnit({}, 0)
+
+
+def unit_name(cluster: str) -> str:
+    return f"mesh/{cluster}"
+
+
+def _entries(objects: list[PlanObject], because: Iterable[str], key: PublicKey | None) -> SummedUnit:
+    refs = tuple(sorted(because))
+    with_key = tuple(sorted((*refs, key.ref))) if key is not None else refs
+    return SummedUnit.of(Entry(item, with_key if isinstance(item, WireguardLink | WireguardPeer) else refs) for item in objects)
