@@ -104,6 +104,11 @@ def dual_stack(**changes: dict[str, object]) -> list[Topology]:
     return [replace(item, **changes.get(name, {})) for name, item in names.items()]
 
 
+def encrypting(**changes: object) -> list[Topology]:
+    """The example of a cluster that encrypts; `changes` are new fields of the cluster."""
+    return [replace(item, **changes) if isinstance(item, Cluster) else item for item in load([EXAMPLES / "encryption.yaml"])]
+
+
 def without_ipv4(item: Topology) -> Topology:
     """The object with its IPv6 addresses and prefixes only."""
 

@@ -207,7 +207,7 @@ class FakeKernel:
 
     def _check_tunnel(self, wanted: OverlayLink) -> None:
         for other in self.host.objects.values():
-            same_ends = isinstance(other, OverlayLink) and (other.vni, other.port, other.remote) == (wanted.vni, wanted.port, wanted.remote)
+            same_ends = isinstance(other, OverlayLink) and (other.vni, other.port, _far(other)) == (wanted.vni, wanted.port, _far(wanted))
             if same_ends and type(other) is type(wanted) and other.key != wanted.key:
                 msg = f"{wanted.key}: {other.key} has the same VNI, port and remote"
                 raise Conflict(msg)
@@ -338,3 +338,8 @@ def _changes_in_place(held: Held, wanted: Link) -> bool:
     if isinstance(held, OverlayLink) and isinstance(wanted, OverlayLink):
         return changes_in_place(held, wanted)
     return isinstance(held, WireguardLink) and isinstance(wanted, WireguardLink)
+
+
+def _far(link: OverlayLink) -> str | int:
+    """What tells devices of one VNI and port apart: where they lead, and, of those that lead to many, their family."""
+    return link.local.family if isinstance(link, VxlanLink) and link.remote is None else str(link.remote)

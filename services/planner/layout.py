@@ -80,8 +80,8 @@ HOST_NUMBER_BITS = 12
 PRIORITY_RAW = -300
 PRIORITY_MANGLE = -150
 PRIORITY_DSTNAT = -100
-PRIORITY_AFTER_DSTNAT = -99
-"""Destinations are what they will be: a service's address has become a pod's."""
+PRIORITY_AFTER_DSTNAT = -90
+"""Destinations are what they will be: a service's address has become a pod's, and the answer to what was masqueraded is for its pod."""
 PRIORITY_FILTER = 0
 PRIORITY_BEFORE_SRCNAT = 99
 """Just before the CNI's masquerading, which must not see flows to a remote cluster."""

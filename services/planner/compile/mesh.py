@@ -21,12 +21,16 @@ from services.planner.state import HostId, State
 
 
 class _View(NamedTuple):
-    """What of a node's own decides how it sees others. `host` is the node's name where nobody else sees the same."""
+    """What of a node's own decides how it sees others.
+
+    `host` is its name where it sees a pod of its own, `link` itself and its number where it has a link of its own to each node.
+    """
 
     families: tuple[Family, ...]
     encrypts: bool
     roams: bool
     host: str = ""
+    link: tuple[Node, int] | None = None
 
 
 class Meshes:
@@ -74,18 +78,20 @@ class Meshes:
             return self._base(cluster, node)
         item = self._state.objects.get(source)
         if isinstance(item, Node) and item.name != node.name:
-            view = self._view(node, alone=cluster.routing == "overlay" and cluster.overlay == "geneve")
+            view = self._view(node)
+            if cluster.routing == "overlay" and cluster.overlay == "geneve":
+                view = view._replace(link=(node, self._allocations.number(host)))
         elif isinstance(item, Pod) and mesh.strays(self._state, item):
-            view = self._view(node, alone=item.node == node.name)
+            view = self._view(node)._replace(host=node.name if item.node == node.name else "")
         else:
             return _NOTHING
         made = self._made[cluster.name][source]
         if view not in made:
-            made[view] = self._node(cluster, view, node, item) if isinstance(item, Node) else self._pod(cluster, view, item)
+            made[view] = self._node(cluster, view, item) if isinstance(item, Node) else self._pod(cluster, view, item)
         return made[view]
 
-    def _view(self, node: Node, *, alone: bool) -> _View:
-        return _View(mesh.underlay_families(node), mesh.encrypts(self._state, node), node.roaming, node.name if alone else "")
+    def _view(self, node: Node) -> _View:
+        return _View(mesh.underlay_families(node), mesh.encrypts(self._state, node), node.roaming)
 
     # Which pods roam ------------------------------------------------------------------------------------------------------------------
 
@@ -124,13 +130,15 @@ class Meshes:
             objects += strict.base(cluster, node)
         return _entries(objects, (cluster.ref, node.ref), key)
 
-    def _node(self, cluster: Cluster, view: _View, here: Node, there: Node) -> SummedUnit:
+    def _node(self, cluster: Cluster, view: _View, there: Node) -> SummedUnit:
         host = HostId(cluster.name, there.name)
         number, key = self._allocations.number(host), self._state.keys.get(host)
         objects: list[PlanObject] = []
         refs = [cluster.ref, there.ref]
         if cluster.routing == "overlay":
-            objects += mesh_overlay.link_to(cluster, here, there, self._allocations.number(HostId(cluster.name, here.name)))
+            if view.link is not None:
+                here, own_number = view.link
+                objects += mesh_overlay.link_to(cluster, here, there, own_number)
             objects += mesh_overlay.node(cluster, view.families, there, number)
         if view.encrypts and (key is None or not mesh.encrypts(self._state, there)):
             objects += encryption.let_out(cluster, there)

@@ -66,9 +66,7 @@ def node(cluster: Cluster, families: Iterable[Family], there: Node, number: int)
 
 
 def link_to(cluster: Cluster, here: Node, there: Node, number: int) -> Iterator[PlanObject]:
-    """The link to another node, where it has one of its own; `number` is that of the node itself."""
-    if cluster.overlay != "geneve":
-        return
+    """The Geneve link to another node; `number` is that of the node itself."""
     outer = mesh.outer(mesh.underlay_families(here), there)
     link, far = _link_to(cluster, there, outer), mesh.address_of(there, outer)
     assert far is not None, "both have an address of the family"
