@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from schemas.allocation import Remap, Remaps
-from schemas.topology import Cluster, Node, Peering, Topology
+from schemas.topology import Cluster, Gateway, Node, Peering, Topology
 from schemas.values import Address, Prefix
 from services.planner import layout
 from services.planner.state import Attachment, PeeringId, Seen, State, peering_key, seen_fields, seen_prefixes
@@ -123,7 +123,7 @@ def _news(state: State, cluster: str, items: Sequence[Topology]) -> Iterator[Pre
     if all(isinstance(item, Node) for item in items):
         for item in items:
             if isinstance(item, Node) and item.cluster == cluster:
-                yield from (address.host_prefix for address in item.addresses)
+                yield from (address.host_prefix for address in _places(item))
     elif cluster in state.clusters:
         yield from _blockers(state, state.clusters[cluster])
         for neighbour in state.attachments[cluster].values():
@@ -174,7 +174,13 @@ def _blockers(state: State, cluster: Cluster, but: str = "") -> Iterator[Prefix]
     yield from map(Prefix, layout.RESERVED)
     yield from cluster.control
     for hosts in (state.nodes[cluster.name], state.gateways[cluster.name]):
-        yield from (address.host_prefix for host in hosts.values() for address in host.addresses)
+        yield from (address.host_prefix for host in hosts.values() for address in _places(host))
+
+
+def _places(host: Node | Gateway) -> tuple[Address, ...]:
+    """Where a host is sent outer packets."""
+    given = host.endpoint if isinstance(host, Node) else None
+    return (*host.addresses, given.address) if given is not None else host.addresses
 
 
 def _in_use(state: State, place: PeeringId, remap: Remap) -> bool:

@@ -8,7 +8,7 @@ from services.cli.doctor.check import Check, Role, listed
 from services.cli.doctor.owners import owner
 from services.kernel.survey.values import LinkSeen, MarkUse, PortSeen, Survey, Unknown
 from services.planner import layout
-from services.planner.names import OVERLAY_LINK_PREFIX, TUNNEL_LINK_PREFIX
+from services.planner.names import OWN_LINK_PREFIXES
 
 _STRICT = 1
 _LOOK = "look from the host, as root: ss -lunp"
@@ -105,11 +105,11 @@ def _priorities(survey: Survey, role: Role) -> Check:
 def _links(survey: Survey) -> Check:
     if isinstance(survey.links, Unknown):
         return Check("link names", "unknown", f"links cannot be read ({survey.links.reason})")
-    met = [link for link in survey.links if link.name.startswith((OVERLAY_LINK_PREFIX, TUNNEL_LINK_PREFIX)) and not link.is_own]
+    met = [link for link in survey.links if link.name.startswith(OWN_LINK_PREFIXES) and not link.is_own]
     if met:
         words = listed([f"{link.name} ({link.kind or 'physical'})" for link in met])
         return Check("link names", "problem", f"links that are not ours have names of ours: {words}", "rename or remove them")
-    return Check("link names", "ok", f"no {OVERLAY_LINK_PREFIX}* or {TUNNEL_LINK_PREFIX}* of others")
+    return Check("link names", "ok", f"no {' or '.join(f'{prefix}*' for prefix in OWN_LINK_PREFIXES)} of others")
 
 
 def _ports(survey: Survey) -> Check:

@@ -10,7 +10,7 @@ from schemas.routing import RouteConfiguration
 from schemas.topology import Cluster, Gateway, IpMapping, Node, Peering, Pod, PublicKey, Topology
 from services.planner import layout
 from services.planner.admit import cluster as clusters
-from services.planner.admit import firewall, hosts, mapping, routing
+from services.planner.admit import firewall, hosts, mapping, mesh, routing
 from services.planner.admit import peering as peerings
 from services.planner.admit.in_use import taken_by_others
 from services.planner.admit.problem import Problem, as_problems, missing_cluster
@@ -124,7 +124,7 @@ def _problems(item: Topology, state: State) -> Iterator[Problem]:
 
 
 def _cluster(item: Cluster, state: State) -> Iterator[Problem]:
-    yield from (Problem(*found, retry=False) for found in clusters.contradictions(item))
+    yield from (Problem(*found, retry=False) for found in (*clusters.contradictions(item), *mesh.cluster(item)))
     yield from (Problem(*found) for found in mapping.sources(item))
     if item.name in state.clusters:
         yield from _dependents(item, state)
@@ -161,3 +161,4 @@ def _mapping(item: IpMapping, state: State) -> Iterator[Problem]:
 def _firewall(item: FirewallConfiguration, state: State) -> Iterator[Problem]:
     yield from as_problems(firewall.taken_table(item, state))
     yield from as_problems(firewall.class_marks(item, state))
+    yield from as_problems(mesh.marks(item, state))

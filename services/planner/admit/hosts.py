@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from schemas.topology import Cluster, Gateway, Node, Pod, PublicKey
-from schemas.values import IPV6, Prefix
+from schemas.values import IPV6, Address, Prefix
 from services.planner import layout, names
-from services.planner.admit import mapping, routing
+from services.planner.admit import mapping, mesh, routing
 from services.planner.admit import peering as peerings
 from services.planner.admit.cluster import too_little
 from services.planner.admit.problem import Problem, as_problems, listed
@@ -26,8 +26,9 @@ def host(item: Node | Gateway, state: State) -> Iterator[Problem]:
     namesake = state.host_behind(item.cluster, names.overlay_link(item.name))
     if namesake is not None and namesake.name != item.name:
         yield Problem(f"the name leads to the same link name as {namesake.ref}", "$.name", namesake.ref)
-    if len(item.uplink) > names.LINK_NAME_BYTES or item.uplink.startswith((names.OVERLAY_LINK_PREFIX, names.TUNNEL_LINK_PREFIX)):
-        yield Problem(f"{item.uplink!r} cannot be an uplink: at most 15 bytes, not beginning with mo. or mt.", "$.uplink", retry=False)
+    if len(item.uplink) > names.LINK_NAME_BYTES or item.uplink.startswith(names.OWN_LINK_PREFIXES):
+        taken = ", ".join(names.OWN_LINK_PREFIXES)
+        yield Problem(f"{item.uplink!r} cannot be an uplink: at most 15 bytes, beginning with none of {taken}", "$.uplink", retry=False)
     for attachment in state.attachments[item.cluster].values():
         yield from _met(item, attachment, state)
     yield from _meeting(item, cluster, state)
@@ -36,13 +37,22 @@ def host(item: Node | Gateway, state: State) -> Iterator[Problem]:
         yield from _at_work(item, own, state)
     if isinstance(item, Node):
         yield from _node_prefixes(item, cluster, state)
+        yield from as_problems(mesh.whole_prefixes(item, state))
+        yield from as_problems(mesh.node(item, state))
 
 
 def _met(item: Node | Gateway, attachment: Attachment, state: State) -> Iterator[Problem]:
     """A host's addresses inside what an end of a peering sends into its tunnels."""
-    for index, address in enumerate(item.addresses):
+    for field, address in _places(item):
         for reason in peerings.loops(address, item.ref, attachment, state):
-            yield Problem(reason, f"$.addresses[{index}]", attachment.peering.ref)
+            yield Problem(reason, field, attachment.peering.ref)
+
+
+def _places(item: Node | Gateway) -> Iterator[tuple[str, Address]]:
+    """Where a host is sent outer packets: fields and addresses."""
+    yield from ((f"$.addresses[{index}]", address) for index, address in enumerate(item.addresses))
+    if isinstance(item, Node) and item.endpoint is not None:
+        yield "$.endpoint", item.endpoint.address
 
 
 def _at_work(item: Gateway, own: Attachment, state: State) -> Iterator[Problem]:
@@ -61,19 +71,20 @@ def _at_work(item: Gateway, own: Attachment, state: State) -> Iterator[Problem]:
 
 def _place(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[Problem]:
     """Where an underlay address cannot be."""
-    for index, address in enumerate(item.addresses):
-        field = f"$.addresses[{index}]"
+    for field, address in _places(item):
         for unusable in layout.NO_HOST:
             if Prefix(unusable).covers(address):
                 yield Problem(f"{address} lies inside {unusable}: no host has such an address", field, retry=False)
         for prefix in own_prefixes(cluster):
             if prefix.covers(address):
                 yield Problem(f"the underlay address {address} lies inside {prefix} of its cluster: a loop", field, cluster.ref)
+        yield from as_problems(routing.underlay_taken(item.cluster, address, field, state))
+    for index, address in enumerate(item.addresses):
+        field = f"$.addresses[{index}]"
         yield from (Problem(found[0], field, *found[2:]) for found in mapping.underlay(item, address, state))
         other = state.host_with(item.cluster, address)
         if other is not None and other.name != item.name:
             yield Problem(f"the underlay address {address} is taken by {other.ref}", field, other.ref)
-        yield from as_problems(routing.underlay_taken(item.cluster, address, field, state))
 
 
 def _meeting(item: Node | Gateway, cluster: Cluster, state: State) -> Iterator[Problem]:
@@ -116,6 +127,7 @@ def pod(item: Pod, state: State) -> Iterator[Problem]:
         other = state.pod_with(item.cluster, address)
         if other is not None and other != item.ref:
             yield Problem(f"{address} belongs to {other}", field, other)
+    yield from as_problems(mesh.pod(item, state))
 
 
 def public_key(item: PublicKey, state: State) -> Iterator[Problem]:

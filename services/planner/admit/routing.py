@@ -16,6 +16,7 @@ from typing import NamedTuple
 from schemas.host_objects import MAIN_TABLE
 from schemas.routing import ALL_TUNNELS, PublishedRoute, PublishedRule, RouteConfiguration
 from schemas.routing_check import families, mark, match_prefix, metric
+from schemas.topology import Node
 from schemas.values import Address, Prefix
 from services.planner import layout, names
 from services.planner.compile.passing import may_meet
@@ -157,6 +158,8 @@ def _underlay(cluster: str, state: State) -> Iterator[tuple[Address, str]]:
     for host in state.hosts_of(cluster):
         if (known := state.host(host)) is not None:
             yield from ((address, known.ref) for address in known.addresses)
+            if isinstance(known, Node) and known.endpoint is not None:
+                yield known.endpoint.address, known.ref
     for attachment in state.attachments[cluster].values():
         far = state.gateways[attachment.far.cluster].get(attachment.far.gateway)
         if attachment.far.endpoint is not None:

@@ -15,7 +15,10 @@ NODE = b'"kind":"Node","name":"a","cluster":"rome"'
     "payload, words",
     [
         (b'{%s,"adress":"172.18.0.1"}' % NODE, "unknown field `adress`; did you mean 'addresses'?"),
-        (b'{%s,"colour":"red"}' % NODE, "the fields are addresses, cluster, name, podPrefixes, revision, uplink"),
+        (
+            b'{%s,"colour":"red"}' % NODE,
+            "the fields are addresses, cluster, endpoint, name, optOut, podPrefixes, revision, roaming, sourceAddresses, uplink",
+        ),
         (b'{"kind":"Cluster","name":"rome","drift":{"nft":"repare"}}', "$.drift.nft: Invalid enum value 'repare'; did you mean 'repair'?"),
         (b'{"kind":"Cluster","name":"rome","drift":{"nft":"x"}}', "the words are alert, repair"),
         (b'{"kind":"Peering","name":"a","cluster":"rome","ends":[{"cluster":"rome","gatway":"b"}]}', "$.ends[0]: "),

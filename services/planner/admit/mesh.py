@@ -1,0 +1,112 @@
+"""What a cluster's nodes can contradict each other in as a mesh: encryption, and the overlay between nodes. Pure.
+
+Each finding is the reason, the field at fault and the other object (none: empty). Where something is wrong with two objects, the one that
+is there stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from schemas.firewall import FirewallConfiguration
+from schemas.topology import Cluster, Node, Pod
+from schemas.values import IPV4, IPV6, Address
+from services.planner import layout, mesh
+from services.planner.admit.cluster import too_little
+from services.planner.compile.firewall import mark_bits
+from services.planner.families import IPV6_MTU_MIN
+from services.planner.state import State
+
+Finding = tuple[str, str, str]
+
+
+def cluster(item: Cluster) -> Iterator[tuple[str, str]]:
+    """What a cluster gets wrong by itself: reason and field."""
+    if item.encryption == "none" and item.routing == "native":
+        return
+    for overlay, port in layout.OVERLAY_PORT.items():
+        if item.wireguard.port == port:
+            yield f"{port} is the port of {overlay} overlays", "$.wireguard.port"
+    taken = layout.WIREGUARD_OVERHEAD_BYTES[IPV4] if item.encryption == "wireguard" else 0
+    taken += layout.OVERLAY_OVERHEAD_BYTES[IPV4] if item.routing == "overlay" else 0
+    if IPV6 in mesh.pod_families(item) and item.mtu - taken < IPV6_MTU_MIN:
+        yield too_little("the headers of what nodes send each other", taken, item.mtu), "$.mtu"
+
+
+def node(item: Node, state: State) -> Iterator[Finding]:
+    """All that keeps a node out of its cluster's mesh; the cluster is known."""
+    known = state.clusters[item.cluster]
+    if not mesh.has_part(known, item):
+        return
+    taken = known.mtu - mesh.pod_mtu(known, item)
+    if IPV6 in mesh.pod_families(known) and known.mtu - taken < IPV6_MTU_MIN:
+        yield too_little("the headers of what the node sends others", taken, known.mtu), "$.addresses", known.ref
+    for other in state.nodes[item.cluster].values():
+        if other.name != item.name and mesh.has_part(known, other):
+            yield from _apart(known, item, other)
+    if mesh.is_meant_to_encrypt(known, item) and known.routing == "native":
+        yield from _sources(known, item, state)
+
+
+def _apart(known: Cluster, item: Node, other: Node) -> Iterator[Finding]:
+    """Two nodes must find each other, and not be mistaken for each other."""
+    if not (mesh.has_way(known, item, other) and mesh.has_way(known, other, item)):
+        places = ", ".join(mesh.endpoints(known, other)) or ", ".join(other.addresses)
+        reason = f"no family in common with {other.ref} ({places}); add an address of one of its families"
+        yield reason, "$.addresses", other.ref
+    if mesh.is_meant_to_encrypt(known, item) and mesh.is_meant_to_encrypt(known, other):
+        for place in {*mesh.endpoints(known, item)} & {*mesh.endpoints(known, other)}:
+            yield f"{place} is where {other.ref} is found; give each a port of its own", "$.endpoint", other.ref
+
+
+def _sources(known: Cluster, item: Node, state: State) -> Iterator[Finding]:
+    for family in mesh.pod_families(known):
+        address = mesh.pod_source(item, family)
+        owner = state.pod_with(item.cluster, address) if address is not None else None
+        if owner is not None:
+            reason = f"the node itself sends to pods from {address}, which is {owner}'s; give another in `sourceAddresses`"
+            yield reason, "$.sourceAddresses", owner
+
+
+def pod(item: Pod, state: State) -> Iterator[Finding]:
+    """A pod's addresses must be none by which a node sends, and none that is all of another node's prefix."""
+    known, strays = state.clusters[item.cluster], mesh.strays(state, item)
+    owner = state.nodes[item.cluster].get(item.node)
+    others = state.nodes[item.cluster].values() if strays else [owner] if owner is not None else []
+    for index, address in enumerate(item.addresses):
+        field = f"$.addresses[{index}]"
+        for other in others:
+            if address in strays and address.host_prefix in other.pod_prefixes:
+                yield f"{address} is a whole pod prefix of {other.ref}; two nodes cannot have the same", field, other.ref
+            if _sends_from(known, other, address):
+                reason = f"{address} is where {other.ref} itself sends to pods from; give that another one in `sourceAddresses`"
+                yield reason, field, other.ref
+
+
+def _sends_from(known: Cluster, other: Node, address: Address) -> bool:
+    sends = mesh.is_meant_to_encrypt(known, other) and known.routing == "native"
+    return sends and address.family in mesh.pod_families(known) and mesh.pod_source(other, address.family) == address
+
+
+def whole_prefixes(item: Node, state: State) -> Iterator[Finding]:
+    """Pod prefixes of one address, which a pod of another node has."""
+    for index, prefix in enumerate(item.pod_prefixes):
+        ref = state.pod_with(item.cluster, prefix.address(0)) if prefix.size == 1 else None
+        owner = state.objects.get(ref) if ref is not None else None
+        if isinstance(owner, Pod) and owner.node != item.name:
+            yield f"{prefix.address(0)} belongs to {owner.ref} on {owner.node}", f"$.podPrefixes[{index}]", owner.ref
+
+
+def marks(item: FirewallConfiguration, state: State) -> Iterator[Finding]:
+    """Writes of the bits by which nodes tell what is to be encrypted, unless the configuration says that it means them."""
+    known = state.clusters[item.cluster]
+    if known.encryption == "none" or item.class_marks or item.hosts.role == "gateway":
+        return
+    mask = known.marks.mask
+    at = next((field for bits, field in mark_bits(item) if bits & mask), "")
+    if at:
+        reason = (
+            f"the bits {mask:#x} of a mark say on nodes what is to be encrypted; write with a mask inside {~mask & 0xFFFFFFFF:#x}, "
+            "say role: gateway, or classMarks: true to change them on purpose"
+        )
+        yield reason, at, known.ref
