@@ -105,8 +105,9 @@ def dual_stack(**changes: dict[str, object]) -> list[Topology]:
 
 
 def encrypting(**changes: object) -> list[Topology]:
-    """The example of a cluster that encrypts; `changes` are new fields of the cluster."""
-    return [replace(item, **changes) if isinstance(item, Cluster) else item for item in load([EXAMPLES / "encryption.yaml"])]
+    """The example of a cluster that encrypts, with its nodes' keys; `changes` are new fields of the cluster."""
+    items = load([EXAMPLES / "encryption.yaml", EXAMPLES / "encryption-keys.yaml"])
+    return [replace(item, **changes) if isinstance(item, Cluster) else item for item in items]
 
 
 def without_ipv4(item: Topology) -> Topology:

@@ -65,7 +65,7 @@ def three(**changes: object) -> list[Topology]:
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.stem)
 def test_golden_plans(path: Path) -> None:
-    """What a reviewer has read, natively and by the overlay; ``meshmark plan -f examples/encryption.yaml HOST`` writes the first."""
+    """What a reviewer has read, natively and by the overlay; ``meshmark plan`` of the example and its keys writes the first."""
     routing, host = path.stem.split(".")
     plans = settled_plans(encrypting(routing=routing))
     assert plan_text(plans[HostId("rome", host)]) == path.read_text(encoding="utf-8")
