@@ -48,6 +48,15 @@ def script(lines: Sequence[str], namespace: str = "") -> None:
         raise Permanent(msg)
 
 
+def load_nft(namespace: str, text: str) -> None:
+    """Load this nftables text in the namespace; Permanent says what nft has against it."""
+    command = ["ip", "netns", "exec", namespace, "nft", "-f", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        msg = f"nft in {namespace}: {done.stderr.strip()}"
+        raise Permanent(msg)
+
+
 def enter(namespace: str) -> None:
     """Move the calling thread into the namespace, for good."""
     try:

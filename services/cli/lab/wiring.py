@@ -6,13 +6,11 @@ masquerading in a table of its own (``ip lab-cni``). meshmark never touches any 
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterable
 
 from schemas.values import IPV4, IPV6, Address, Prefix
 from services.cli.lab import namespaces
 from services.cli.lab.layout import BROKER, ROUTER, UNDERLAY, Host, Layout, PodSpace
-from services.runtime.errors import Permanent
 
 _NO_IPV6 = (
     # Where nothing speaks IPv6; without this each link sends router solicitations and multicast reports into every capture.
@@ -113,7 +111,7 @@ class Wiring:
             host.namespace,
         )
         if host.runs_pods:
-            _load_nft(host.namespace, cni_table(host))
+            namespaces.load_nft(host.namespace, cni_table(host))
         self.made.hosts[host.namespace] = host.machine
 
     def _remove_host(self, host: Host) -> None:
@@ -197,11 +195,3 @@ def _remade(made: Layout, wanted: Layout, namespace: str) -> bool:
     """Whether a host that is there goes away, if only to come back different."""
     host, other = made.hosts.get(namespace), wanted.hosts.get(namespace)
     return host is not None and (other is None or host.machine != other.machine)
-
-
-def _load_nft(namespace: str, text: str) -> None:
-    command = ["ip", "netns", "exec", namespace, "nft", "-f", "-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        msg = f"nft in {namespace}: {done.stderr.strip()}"
-        raise Permanent(msg)
