@@ -1,4 +1,4 @@
-"""UDP datagrams in IPv4, as bytes with right checksums (RFC 768, RFC 791). Pure."""
+"""UDP datagrams in IPv4, as bytes with right checksums (RFC 768, RFC 791), bare or inside VXLAN (RFC 7348). Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import struct
 
 _HEADER = struct.Struct("!BBHHHBBH4s4s")
 _UDP = struct.Struct("!HHHH")
+_VXLAN = struct.Struct("!II")
+_VNI_IS_VALID = 0x08000000
+_ETHERTYPE_IPV4 = b"\x08\x00"
 _VERSION_AND_LENGTH = 0x45
 _TTL = 64
 
@@ -20,6 +23,12 @@ def datagram(source: str, destination: str, ports: tuple[int, int], payload: byt
     fixed = (_VERSION_AND_LENGTH, 0, _HEADER.size + length, 0, 0, _TTL, socket.IPPROTO_UDP)
     header = _HEADER.pack(*fixed, internet_checksum(_HEADER.pack(*fixed, 0, ends[:4], ends[4:])), ends[:4], ends[4:])
     return header + _UDP.pack(*ports, length, checksum) + payload
+
+
+def in_vxlan(packet: bytes, vni: int, macs: tuple[str, str]) -> bytes:
+    """The payload of the datagram that carries this IPv4 packet; `macs` are the inner frame's source and destination."""
+    source, destination = (bytes.fromhex(mac.replace(":", "")) for mac in macs)
+    return _VXLAN.pack(_VNI_IS_VALID, vni << 8) + destination + source + _ETHERTYPE_IPV4 + packet
 
 
 def ends_of(packet: bytes) -> tuple[str, str]:

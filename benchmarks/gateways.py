@@ -2,7 +2,8 @@
 
 Tunnels are bare tun devices, named and addressed as the plan names and addresses them: what is written to one is a packet that came out of
 the tunnel, and the kernel forwards it, to the last device, within the write. WireGuard would cost many times what is to be measured.
-Nodes are behind the plan's own VXLAN links, and the uplink is an ifb device, which takes a packet, counts it and drops it.
+Nodes are behind the plan's own VXLAN links. What goes to them ends at the uplink, an ifb device, which counts a packet and drops it; what
+comes from them is written to a further tun device, inside VXLAN, and ends at a tunnel: it has no queue, and counts and drops it, too.
 """
 
 from __future__ import annotations
@@ -37,23 +38,24 @@ _IFREQ = struct.Struct("16sH22x")
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _ETH_P_ALL = 0x0003
 _PACKET_BYTES = 2048
-_UPLINK = "uplink"
-_NEIGHBOUR_MAC = "02:00:00:00:00:01"
+UPLINK, _UNDERLAY = "uplink", "underlay"
+NEIGHBOUR_MAC = "02:00:00:00:00:01"
 _NO_IPV6 = (("ipv6/conf/all/disable_ipv6", "1"), ("ipv6/conf/default/disable_ipv6", "1"))
 _FORWARDING = (("ipv4/ip_forward", "1"), ("ipv4/conf/all/rp_filter", "0"), ("ipv4/conf/default/rp_filter", "0"))
 
 
 class Gateway(Struct, frozen=True):
-    """A namespace that forwards. `inlets` are the tunnels' file descriptors, in the order of their numbers."""
+    """A namespace that forwards. `inlets` are file descriptors: of the tunnels in the order of their numbers, then of the underlay."""
 
     namespace: str
     inlets: tuple[int, ...]
 
-    def passed(self) -> int:
-        """How many packets have reached the uplink since it was made."""
-        command = ["ip", "-n", self.namespace, "-j", "-s", "link", "show", "dev", _UPLINK]
+    def ended(self, links: Sequence[str]) -> int:
+        """How many packets have ended at these links since they were made."""
+        command = ["ip", "-n", self.namespace, "-j", "-s", "link", "show"]
         found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        return int(found[0]["stats64"]["rx"]["dropped"])
+        counters = [item["stats64"] for item in found if item["ifname"] in links]
+        return sum(item["rx"]["dropped"] + item["tx"]["dropped"] for item in counters)
 
     def first_through(self, link: str, send: Callable[[], None]) -> bytes:
         """The first packet that `link` is given while `send` runs, from its IP header on; empty for none."""
@@ -137,12 +139,12 @@ def _bare(plan: HostPlan, namespace: str, stack: ExitStack) -> Gateway:
     own = {item.local for item in plan.objects().values() if isinstance(item, VxlanLink)}
     namespaces.script([f"netns add {namespace}"])
     namespaces.set_sysctls(namespace, (*_NO_IPV6, *_FORWARDING))
-    inlets = namespaces.inside(namespace, lambda: tuple(_tun(name) for name in addresses))
+    inlets = namespaces.inside(namespace, lambda: tuple(_tun(name) for name in (*addresses, _UNDERLAY)))
     for inlet in inlets:
         stack.callback(os.close, inlet)
-    lines = ["link set lo up", f"link add {_UPLINK} txqueuelen 0 type ifb", f"link set {_UPLINK} up"]
-    lines += [f"address add {address}/32 dev {_UPLINK}" for address in sorted(own)]
-    lines += [f"route add default dev {_UPLINK}"]
+    lines = ["link set lo up", f"link add {UPLINK} txqueuelen 0 type ifb", f"link set {UPLINK} up"]
+    lines += [f"address add {address}/32 dev {UPLINK}" for address in sorted(own)]
+    lines += [f"route add default dev {UPLINK}", f"link set {_UNDERLAY} up"]
     for name, address in addresses.items():
         lines += [f"link set {name} txqueuelen 0 up", f"address add {address} dev {name}"]
     namespaces.script(lines, namespace)
@@ -157,4 +159,4 @@ def _tun(name: str) -> int:
 
 def _neighbours(nodes: Sequence[Target]) -> list[str]:
     """What nodes would answer who are asked for their MAC address."""
-    return [f"neighbour add {node.via} lladdr {_NEIGHBOUR_MAC} dev {node.link} nud permanent" for node in nodes]
+    return [f"neighbour add {node.via} lladdr {NEIGHBOUR_MAC} dev {node.link.name} nud permanent" for node in nodes]

@@ -15,27 +15,32 @@ from schemas.host_objects import LinkAddress, NftElement, PlanObject, Route, Vxl
 from schemas.plan import HostPlan
 from schemas.values import Address, Prefix
 
+SEEN_PODS = Prefix("10.61.0.0/16")
+"""How rome sees the pods of milan, which have the prefix `PODS` too: what ``topologies.mesh`` remaps them to."""
 FROM_TUNNEL, FROM_OVERLAY = 0xFE00, 0xFF00
-_FIRST_TABLE, _FIRST_PRIORITY = 10_000, 1000
+_OUTGOING_TABLE, _FIRST_TABLE, _FIRST_PRIORITY = 9999, 10_000, 1000
 _VXLAN_PORT = 4789
 
 
 class Target(Struct, frozen=True):
-    """A node as a gateway reaches it: its pods, by the address `via` behind `link`."""
+    """A node as a gateway reaches it: its pods, by the address `via` behind `link`, whose far end is `underlay`."""
 
     pods: Prefix
     via: Address
-    link: str
+    underlay: Address
+    link: VxlanLink
 
 
 def targets(plan: HostPlan) -> list[Target]:
     """Every node of a gateway's plan, by its one pod prefix, in the order of the prefixes."""
     found = []
-    for item in plan.objects().values():
+    objects = plan.objects()
+    for item in objects.values():
         if isinstance(item, Route) and PODS.contains(item.prefix) and item.prefix != PODS and item.hops:
             (hop,) = item.hops
-            if hop.via is not None:
-                found.append(Target(item.prefix, hop.via, hop.link))
+            link = objects.get(f"link {hop.link}")
+            if hop.via is not None and isinstance(link, VxlanLink) and link.remote is not None:
+                found.append(Target(item.prefix, hop.via, link.remote, link))
     return sorted(found, key=lambda target: target.pods.packed)
 
 
@@ -54,19 +59,28 @@ def overlay(plan: HostPlan) -> list[str]:
     return lines + [f"address add {item.address}/{item.length} dev {item.link}" for item in addresses]
 
 
-def one_table(nodes: Sequence[Target]) -> list[str]:
-    """No rule at all: all nodes' prefixes in the main table."""
-    return [f"route add {node.pods} via {node.via} dev {node.link} onlink" for node in nodes]
+def one_table(nodes: Sequence[Target], tunnels: Sequence[str]) -> list[str]:
+    """No rule at all: all nodes' prefixes in the main table, and what is left of the pods' prefix by the tunnels, under both its names."""
+    outgoing = [f"route add {prefix} {_hops(tunnels)}" for prefix in (PODS, SEEN_PODS)]
+    return outgoing + [f"route add {node.pods} via {node.via} dev {node.link.name} onlink" for node in nodes]
 
 
-def rule_per_node(nodes: Sequence[Target]) -> list[str]:
+def rule_per_node(nodes: Sequence[Target], tunnels: Sequence[str]) -> list[str]:
     """The seed's N: packets with the tunnels' mark that are for a node's pods look up that node's table."""
-    return _tables(nodes) + _rules(f"fwmark {FROM_TUNNEL:#x} to {node.pods} lookup {table}" for node, table in _numbered(nodes))
+    return (
+        _outgoing(tunnels)
+        + _tables(nodes)
+        + _rules(f"fwmark {FROM_TUNNEL:#x} to {node.pods} lookup {table}" for node, table in _numbered(nodes))
+    )
 
 
 def rule_per_node_and_tunnel(nodes: Sequence[Target], tunnels: Sequence[str]) -> list[str]:
     """What the seed came from, MxN: the same by the interface that the packet came in by, all rules of a node one after the other."""
-    return _tables(nodes) + _rules(f"iif {tunnel} to {node.pods} lookup {table}" for node, table in _numbered(nodes) for tunnel in tunnels)
+    return (
+        _outgoing(tunnels)
+        + _tables(nodes)
+        + _rules(f"iif {tunnel} to {node.pods} lookup {table}" for node, table in _numbered(nodes) for tunnel in tunnels)
+    )
 
 
 def nftables(plan: HostPlan, *, marks_tunnels: bool) -> str:
@@ -96,6 +110,18 @@ def nftables(plan: HostPlan, *, marks_tunnels: bool) -> str:
     return "\n".join(["table ip seed {", *body, "}", ""])
 
 
+def _outgoing(tunnels: Sequence[str]) -> list[str]:
+    """One rule, before all others, for what came from nodes; it was one already before the tunnels' packets had a mark."""
+    return [
+        f"route add {PODS} table {_OUTGOING_TABLE} {_hops(tunnels)}",
+        f"rule add priority {_FIRST_PRIORITY - 1} fwmark {FROM_OVERLAY:#x} to {PODS} lookup {_OUTGOING_TABLE}",
+    ]
+
+
+def _hops(tunnels: Sequence[str]) -> str:
+    return " ".join(f"nexthop dev {tunnel}" for tunnel in tunnels)
+
+
 def _pairs(objects: Iterable[PlanObject], name: str) -> list[tuple[str, str]]:
     return sorted((item.element, item.value) for item in objects if isinstance(item, NftElement) and item.set == name)
 
@@ -105,7 +131,7 @@ def _numbered(nodes: Sequence[Target]) -> Iterator[tuple[Target, int]]:
 
 
 def _tables(nodes: Sequence[Target]) -> list[str]:
-    return [f"route add {node.pods} via {node.via} dev {node.link} onlink table {table}" for node, table in _numbered(nodes)]
+    return [f"route add {node.pods} via {node.via} dev {node.link.name} onlink table {table}" for node, table in _numbered(nodes)]
 
 
 def _rules(selectors: Iterable[str]) -> list[str]:

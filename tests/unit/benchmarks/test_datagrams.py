@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.datagrams import datagram, ends_of, internet_checksum
+from benchmarks.datagrams import datagram, ends_of, in_vxlan, internet_checksum
 
 _ADDRESSES = st.ip_addresses(v=4).map(str)
 _PORTS = st.tuples(st.integers(0, 65535), st.integers(0, 65535))
@@ -35,3 +35,10 @@ def test_a_checksum_that_comes_to_zero_is_written_as_ones():
     (checksum,) = struct.unpack("!H", bare[26:28])
     packet = datagram("10.0.0.1", "10.0.0.2", (1, 2), struct.pack("!H", checksum))
     assert packet[26:28] == b"\xff\xff"
+
+
+def test_vxlan_is_a_valid_vni_and_a_frame():
+    """RFC 7348: flag I, 24 bits of VNI, and an Ethernet frame whose destination comes first."""
+    packet = datagram("10.0.0.1", "10.0.0.2", (1, 2), b"")
+    found = in_vxlan(packet, 0xABCDEF, ("02:00:00:00:00:01", "02:00:00:00:00:02"))
+    assert found == bytes.fromhex("08000000abcdef000200000000020200000000010800") + packet

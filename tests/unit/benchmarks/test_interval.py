@@ -25,11 +25,11 @@ def test_the_statistic_lies_in_its_interval_which_narrows_with_more_rounds():
 
 
 def test_an_interval_of_95_percent_misses_the_truth_about_once_in_twenty():
-    """Asked of 200 sets of 40 rounds whose true median is known; the seed is fixed, so the number is, too."""
+    """Asked of 60 sets of 40 rounds whose true median is known; the seed is fixed, so the number is, too."""
     draw = random.Random(11)
-    found = [interval([draw.gauss(50, 5) for _ in range(40)], median) for _ in range(200)]
+    found = [interval([draw.gauss(50, 5) for _ in range(40)], median) for _ in range(60)]
     missed = sum(not item.low <= 50 <= item.high for item in found)
-    assert 2 <= missed <= 20
+    assert 1 <= missed <= 8
 
 
 def test_what_was_measured_in_one_round_is_drawn_together():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import gateways, seed_rules
+from benchmarks import gateways, seed_rules, topologies
 from benchmarks.datagrams import ends_of
 from benchmarks.figures import packet_cost
 from benchmarks.figures.packet_cost import MESHMARK, NAT, PLAIN, SEED_MXN, SEED_N
 from benchmarks.figures.rules_per_gateway import compiled
-from schemas.host_objects import LinkAddress, WireguardLink, WireguardPeer
+from schemas.host_objects import LinkAddress, NftElement, WireguardLink, WireguardPeer
+from schemas.topology import Node
+from schemas.values import Address
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,31 @@ def test_any_node_is_each_node_once_out_of_all_tunnels(plan):
     assert set(pods) == {f"10.200.{number // 4}.{number % 4 * 64 + 10}" for number in range(5)}
     assert {tunnel for tunnel, _ in found.ways} == {0, 1, 2}
     assert found == packet_cost.any_node(nodes, 3)
+
+
+def test_outgoing_is_a_packet_of_a_pod_on_each_node_inside_its_vxlan(plan):
+    nodes = seed_rules.targets(plan)
+    found = packet_cost.outgoing(nodes, ["mt.0", "mt.1", "mt.2"])
+    assert {inlet for inlet, _ in found.ways} == {3}
+    outer = {ends_of(packet)[0]: packet for _, packet in found.ways}
+    assert outer.keys() == {node.underlay for node in nodes}
+    for node in nodes:
+        vxlan = outer[node.underlay][28:]
+        assert int.from_bytes(vxlan[4:7]) == node.link.vni
+        source, destination = ends_of(vxlan[22:])
+        assert node.pods.covers(source)
+        assert seed_rules.SEEN_PODS.covers(destination)
+
+
+def test_the_remote_pod_is_behind_no_node_and_has_the_names_that_the_plan_gives_it(plan):
+    """Else plain forwarding would find it among the nodes, and arrival would be judged by a wrong name."""
+    real, seen = packet_cost.last_node(seed_rules.targets(plan), 3).names
+    pairs = {item.element: item.value for item in plan.objects().values() if isinstance(item, NftElement) and item.set == "to_seen"}
+    assert pairs["10.200.0.0/16"] == seed_rules.SEEN_PODS
+    assert (real.split(".")[2:], seen.split(".")[:2]) == (seen.split(".")[2:], ["10", "61"])
+    nodes = [item for item in topologies.mesh(1000, 1, node_length=26) if isinstance(item, Node) and item.cluster == "rome"]
+    assert len(nodes) == 1000
+    assert not any(prefix.covers(Address(real)) for node in nodes for prefix in node.pod_prefixes)
 
 
 def test_of_the_plan_only_what_makes_tunnels_of_links_is_left_out(plan):
