@@ -276,6 +276,8 @@ class Core:
 
     def _retry_reported(self, outcome: Outcome) -> None:
         """Try what was refused again if a host was in its way that reports something else now."""
+        if not self._reporting:
+            return
         refs = {f"{kind}/{cluster}/{name}" for cluster, name in self._reporting for kind in ("Node", "Gateway")}
         self._reporting.clear()
         circles = [circle for circle, moment in self._blocked.items() if moment.blocker in refs]

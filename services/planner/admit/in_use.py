@@ -64,19 +64,23 @@ def _takings(item: Topology, state: State) -> Iterator[_Taking]:
     """On hosts that report anything at all."""
     match item:
         case RouteConfiguration():
-            for host in _selected(item, state):
-                yield from (_Taking(host, *found) for found in _routing(item))
+            numbers = list(_routing(item))
+            yield from (_Taking(host, *found) for host in _selected(item, state) for found in numbers)
         case FirewallConfiguration():
-            for host in _selected(item, state):
-                yield from (_Taking(host, Number("mark", bits), field, _MARKS) for bits, field in mark_bits(item))
+            # Each mask once: a long list of rules writes few, and is asked for every host.
+            written: dict[int, str] = {}
+            for bits, field in mark_bits(item):
+                written.setdefault(bits, field)
+            hosts = _selected(item, state)
+            yield from (_Taking(host, Number("mark", bits), field, _MARKS) for host in hosts for bits, field in written.items())
         case Peering():
             for place in (0, 1):
                 yield from _peering(Attachment(item, place), f"$.ends[{place}]", state)
 
 
 def _reporting(cluster: str, state: State) -> Iterator[tuple[HostId, Node | Gateway]]:
-    for host in sorted(state.in_use):
-        if host.cluster == cluster and (known := state.host(host)) is not None:
+    for host in sorted(host for host in state.in_use if host.cluster == cluster):
+        if (known := state.host(host)) is not None:
             yield host, known
 
 
