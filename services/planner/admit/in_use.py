@@ -16,12 +16,13 @@ from schemas.in_use import Number
 from schemas.objects import PassThrough
 from schemas.routing import RouteConfiguration
 from schemas.routing_check import families
-from schemas.topology import Gateway, Node, Peering, Topology
+from schemas.topology import Cluster, Gateway, Node, Peering, Topology
 from services.planner import layout
 from services.planner.admit.problem import Problem
 from services.planner.compile.firewall import mark_bits
 from services.planner.compile.passing import selected
 from services.planner.compile.routing import priority_of, table_of
+from services.planner.mesh import is_meant_to_encrypt
 from services.planner.state import Attachment, HostId, State
 
 _MARKS = "write other bits, by a mask, or take theirs away"
@@ -29,6 +30,9 @@ _ANOTHER = "take another one, or take theirs away"
 _UNNAMED_TABLE = "give a table, or take theirs away"
 _UNNAMED_PRIORITY = "give another order, or a priority, or take theirs away"
 _PORTS = "take other ports, or end that"
+_FIELD = "give the cluster other `marks`, take theirs away, or let the node opt out"
+_OVERLAY = "meshmark needs it on nodes: take theirs away"
+_ENCRYPTION = "meshmark needs it on nodes that encrypt: take theirs away, or let the node opt out"
 _OWN = "meshmark needs it for itself: take theirs away, or give the gateway a network namespace of its own"
 
 
@@ -76,6 +80,9 @@ def _takings(item: Topology, state: State) -> Iterator[_Taking]:
         case Peering():
             for place in (0, 1):
                 yield from _peering(Attachment(item, place), f"$.ends[{place}]", state)
+        case Cluster():
+            nodes = ((host, known) for host, known in _reporting(item.name, state) if isinstance(known, Node))
+            yield from (_Taking(host, *found) for host, known in nodes for found in _mesh(item, known))
 
 
 def _reporting(cluster: str, state: State) -> Iterator[tuple[HostId, Node | Gateway]]:
@@ -98,6 +105,19 @@ def _routing(item: RouteConfiguration) -> Iterator[tuple[Number, str, str]]:
     for index, rule in enumerate(item.rules):
         at, cure = (f"$.rules[{index}].priority", _ANOTHER) if rule.priority else (f"$.rules[{index}]", _UNNAMED_PRIORITY)
         yield from ((Number("priority", priority_of(item, rule), family), at, cure) for family in families(rule, item))
+
+
+def _mesh(cluster: Cluster, node: Node) -> Iterator[tuple[Number, str, str]]:
+    """What a node needs for its cluster's overlay and encryption, each with the cluster's field and what can be done."""
+    if cluster.routing == "overlay":
+        yield Number("table", layout.MESH_TABLE), "$.routing", _OVERLAY
+        yield Number("priority", layout.RULE_MESH), "$.routing", _OVERLAY
+    if is_meant_to_encrypt(cluster, node):
+        yield Number("mark", cluster.marks.mask), "$.marks", _FIELD
+        yield Number("port", cluster.wireguard.port), "$.wireguard.port", _ANOTHER
+        yield Number("table", layout.ENCRYPT_TABLE), "$.encryption", _ENCRYPTION
+        for priority in (layout.RULE_ENCRYPT, layout.RULE_OWN_ENCRYPT):
+            yield Number("priority", priority), "$.encryption", _ENCRYPTION
 
 
 def _peering(attachment: Attachment, at: str, state: State) -> Iterator[_Taking]:

@@ -18,10 +18,11 @@ from services.planner.core import Core, Said
 from services.planner.state import HostId
 from tests.firewalls import one_chain, rule
 from tests.routes import routes, to
-from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, gateway, node, peering, said, tell, two_clusters
+from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, cluster, gateway, node, peering, said, tell, two_clusters
 
 WORKER = HostId("rome", "worker-1")
 PEERING = "Peering/rome/rome-milan"
+ENCRYPTING = cluster("rome", encryption="wireguard")
 BLACKHOLE = to("10.9.0.0/16", type="blackhole")
 BLACKHOLE6 = to("fd09::/64", type="blackhole")
 
@@ -78,6 +79,12 @@ MARK = report(ROME_GATEWAY, marks=(Use(0x4000, "ip nat KUBE-MARK-MASQ sets 0x400
         (peering(tunnels=3), MILAN_GATEWAY, {"ports": (Use(51842, "a UDP socket"),)}, "$.port", "UDP port 51842"),
         (peering(), WORKER, {"tables": (Use(7010, "IPv4 routes", 4),)}, "$.ends[0].cluster", "table 7010"),
         (peering(), WORKER, {"priorities": (Use(900, "a rule", 4),)}, "$.ends[0].cluster", "priority 900"),
+        (ENCRYPTING, WORKER, {"marks": (Use(0x200, "Cilium"),)}, "$.marks", "mark bits 0xfff"),
+        (ENCRYPTING, WORKER, {"tables": (Use(10, "IPv4 routes", 4),)}, "$.encryption", "table 10"),
+        (ENCRYPTING, WORKER, {"priorities": (Use(1001, "a rule", 4),)}, "$.encryption", "priority 1001"),
+        (ENCRYPTING, WORKER, {"ports": (Use(51871, "cilium_wg0"),)}, "$.wireguard.port", "UDP port 51871"),
+        (cluster("rome", routing="overlay"), WORKER, {"tables": (Use(7011, "IPv4 routes", 4),)}, "$.routing", "table 7011"),
+        (cluster("rome", routing="overlay"), WORKER, {"priorities": (Use(902, "a rule", 4),)}, "$.routing", "priority 902"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -107,9 +114,10 @@ def test_what_others_use_is_refused_and_admitted_when_they_are_gone(
         (routes(routes=[BLACKHOLE], rules=[{"fwmark": "0x4000", "mask": "0x4000"}]), {"marks": (Use(0x4000, "kube-proxy"),)}),
         (one_chain(rule(action={"action": "setMark", "value": 0x100, "mask": 0x100})), {"marks": (Use(0x4000, "kube-proxy"),)}),
         (one_chain(rule(action={"action": "setCtMark", "value": 0x4000, "mask": 0x4000})), {"marks": (Use(0x4000, "kube-proxy"),)}),
+        (ENCRYPTING, {"marks": (Use(0x4000, "kube-proxy"),), "tables": (Use(7011, "IPv4 routes", 4),)}),
         (peering(), {"marks": (Use(0x4000, "kube-proxy"),), "tables": (Use(7001, "IPv4 routes", 4),), "ports": (Use(51840, "x"),)}),
     ],
-    ids=["family", "other family", "other hosts", "main", "matches", "other bits", "ct mark", "gateway's numbers on a node"],
+    ids=["family", "other family", "other hosts", "main", "matches", "other bits", "ct mark", "encryption", "gateway's numbers on a node"],
 )
 def test_what_does_not_meet_is_admitted(item: Topology, uses: dict[str, Any]) -> None:
     """Another family's table, hosts that are not selected, main, marks that are only matched, other bits, what a node does not use."""
