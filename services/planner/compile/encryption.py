@@ -61,7 +61,10 @@ def device(cluster: Cluster, node: Node, number: int, key: Key | None) -> Iterat
 
 
 def base(cluster: Cluster, node: Node, number: int) -> Iterator[PlanObject]:
-    """What leads packets into the device; for a node that encrypts."""
+    """What leads packets into the device.
+
+    It is there before the node's key is known, and then lets all out: nothing that could hold packets up is made when peers come.
+    """
     table, marks = names.mesh_table(cluster.name), cluster.marks
     yield NftTable(table)
     yield from control.objects(table, cluster)
@@ -112,7 +115,7 @@ def way_to(cluster: Cluster, there: Node, number: int) -> Iterator[PlanObject]:
 
 
 def let_out(cluster: Cluster, there: Node) -> Iterator[PlanObject]:
-    """The way to a node that does not encrypt: around the device."""
+    """The way to a node that does not encrypt, or not yet: around the device."""
     prefixes = there.pod_prefixes if cluster.routing == "native" else tuple(address.host_prefix for address in there.addresses)
     yield from (Route(layout.ENCRYPT_TABLE, prefix, "throw") for prefix in prefixes)
 

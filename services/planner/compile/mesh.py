@@ -21,12 +21,13 @@ from services.planner.state import HostId, State
 
 
 class _View(NamedTuple):
-    """What of a node's own decides how it sees others.
+    """What of a node's own decides how it sees others: `is_meant` to encrypt it has the device, and `encrypts` once its key is known.
 
     `host` is its name where it sees a pod of its own, `link` itself and its number where it has a link of its own to each node.
     """
 
     families: tuple[Family, ...]
+    is_meant: bool
     encrypts: bool
     roams: bool
     host: str = ""
@@ -91,7 +92,8 @@ class Meshes:
         return made[view]
 
     def _view(self, node: Node) -> _View:
-        return _View(mesh.underlay_families(node), mesh.encrypts(self._state, node), node.roaming)
+        is_meant = mesh.is_meant_to_encrypt(self._state.clusters[node.cluster], node)
+        return _View(mesh.underlay_families(node), is_meant, mesh.encrypts(self._state, node), node.roaming)
 
     # Which pods roam ------------------------------------------------------------------------------------------------------------------
 
@@ -125,7 +127,6 @@ class Meshes:
             objects += mesh_overlay.base(cluster, node, number)
         if mesh.is_meant_to_encrypt(cluster, node):
             objects += encryption.device(cluster, node, number, key.key if key is not None else None)
-        if key is not None and mesh.encrypts(self._state, node):
             objects += encryption.base(cluster, node, number)
             objects += strict.base(cluster, node)
         return _entries(objects, (cluster.ref, node.ref), key)
@@ -140,9 +141,7 @@ class Meshes:
                 here, own_number = view.link
                 objects += mesh_overlay.link_to(cluster, here, there, own_number)
             objects += mesh_overlay.node(cluster, view.families, there, number)
-        if view.encrypts and (key is None or not mesh.encrypts(self._state, there)):
-            objects += encryption.let_out(cluster, there)
-        elif view.encrypts and key is not None:
+        if view.encrypts and key is not None and mesh.encrypts(self._state, there):
             pods = [pod for pod in self._pods_at(there) if mesh.strays(self._state, pod)]
             prefixes = encryption.allowed(cluster, there, number, [address for pod in pods for address in mesh.strays(self._state, pod)])
             objects.append(encryption.peer(cluster, view.families, there, key.key, prefixes, roams=view.roams))
@@ -150,19 +149,22 @@ class Meshes:
             objects += strict.peer(cluster, there)
             if cluster.routing == "native":
                 refs += [pod.ref for pod in pods]
+        elif view.is_meant:
+            objects += encryption.let_out(cluster, there)
         return _entries(objects, refs, key)
 
     def _pod(self, cluster: Cluster, view: _View, pod: Pod) -> SummedUnit:
         owner = self._state.nodes[cluster.name][pod.node]
-        number, encrypted = self._allocations.number(HostId(cluster.name, owner.name)), mesh.encrypts(self._state, owner)
+        number = self._allocations.number(HostId(cluster.name, owner.name))
+        encrypted = view.encrypts and mesh.encrypts(self._state, owner)
         objects: list[PlanObject] = []
         for address in mesh.strays(self._state, pod):
             if cluster.routing == "overlay":
                 far = mesh_overlay.pod_there(cluster, view.families, owner, number, address) if view.host != owner.name else None
                 objects.append(far or mesh_overlay.pod_here(address))
-            if view.encrypts and view.host == owner.name:
+            if view.is_meant and view.host == owner.name:
                 objects += encryption.pod_here(cluster, address)
-            elif view.encrypts:
+            elif view.is_meant:
                 objects += encryption.pod_there(cluster, address, encrypted=encrypted)
                 objects += strict.pod(cluster, address, encrypted=encrypted)
         return _entries(objects, (cluster.ref, owner.ref, pod.ref), None)

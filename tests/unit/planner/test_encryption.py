@@ -105,14 +105,18 @@ def test_nodes_are_allowed_where_they_are_encrypted_too() -> None:
 
 
 def test_a_device_is_there_before_its_key_is_known() -> None:
-    """So that the applier publishes it; until then nothing is led into it, here or elsewhere."""
+    """So that the applier publishes it; until then all is let out, here and elsewhere. What then comes is peers, and what lets out goes."""
     items = [item for item in three() if item.ref != "PublicKey/rome/worker-1"]
     plans = settled_plans(items)
     (link,) = [item for item in plans[ONE].objects().values() if isinstance(item, WireguardLink)]
     assert (link.name, link.listen_port, link.public_key, link.fwmark) == ("me.0", 51871, None, 0xE00)
-    assert not [item for item in plans[ONE].objects().values() if isinstance(item, WireguardPeer | PolicyRule | NftChain)]
+    assert not peers(list(plans[ONE].objects().values()))
+    assert throws(plans[ONE]) == {"10.200.1.0/24", "10.200.2.0/24", "10.200.3.0/24"}
     assert throws(plans[TWO]) == {"10.200.1.0/24", "10.200.2.0/24"}
     assert set(peers(list(plans[TWO].objects().values()))) == {"333"}
+    before, after = plans[ONE].objects(), settled_plans(three())[ONE].objects()
+    assert {name.split()[0] for name in after.keys() - before.keys()} == {"peer"}
+    assert before.keys() - after.keys() == {"route 10 10.200.2.0/24 0", "route 10 10.200.3.0/24 0"}
 
 
 def throws(plan: HostPlan) -> set[str]:
