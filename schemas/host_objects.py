@@ -110,7 +110,10 @@ class WireguardLink(Struct, **_VALUE, tag="wireguard"):
 
 
 class WireguardPeer(Struct, **_VALUE, tag="peer"):
-    """A peer of a WireGuard device. An `endpoint` that the device learned later is not a difference; with None there is never any."""
+    """A peer of a WireGuard device. An `endpoint` that the device learned later is not a difference; with None there is never any.
+
+    One that is a name is looked up by the host; until that is done, the peer speaks first or not at all.
+    """
 
     link: str
     public_key: Key

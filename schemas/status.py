@@ -70,6 +70,19 @@ class TunnelHealth(Struct, **_REPORT):
         return frozenset(tunnel.link for tunnel in self.withdrawn)
 
 
+class Peers(Struct, **_REPORT):
+    """A host's WireGuard peers in numbers: all of them, those that shook hands within three minutes, those that did so before that.
+
+    `waiting` endpoints' names have no address yet; `waiting_for` are the first of them, each with the reason.
+    """
+
+    count: int = 0
+    fresh: int = 0
+    stale: int = 0
+    waiting: int = 0
+    waiting_for: tuple[str, ...] = ()
+
+
 class ApplyReport(Struct, **_REPORT):
     """The state of one host after the applier's last turn.
 
@@ -87,6 +100,7 @@ class ApplyReport(Struct, **_REPORT):
     tunnels: TunnelHealth = TunnelHealth()
     in_use: InUse | None = None
     collisions: tuple[str, ...] = ()
+    peers: Peers = Peers()
 
     @property
     def outcome(self) -> Outcome:

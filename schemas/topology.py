@@ -155,7 +155,8 @@ class PeeringEnd(Strict, frozen=True, kw_only=True):
     `remap_pods` and `remap_external` pair by index with the other cluster's `podPrefixes` and `externalPrefixes`, families and lengths
     equal: the host part of an address is kept. Empty means that the other end's prefixes are used as they are, or where one of them
     overlaps what is in use here, by a remap from the cluster's `pools`. `endpoint` overrides
-    the gateway's address and the first port, for a gateway behind a load balancer; tunnel i is reached at its port + i.
+    the gateway's address and the first port, for a gateway behind a load balancer; tunnel i is reached at its port + i. It may have a DNS
+    name for an address, which the other end's gateway looks up.
     """
 
     cluster: Name

@@ -19,6 +19,8 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _QUAD = r"[0-9]{1,3}(\.[0-9]{1,3}){3}"
 _COLONS = r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]*"
 _NUMBER = re.compile(r"[0-9]{1,5}")
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 _LAST_PORT = 65535
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
@@ -171,12 +173,15 @@ class Address(Text):
 
 
 class Endpoint(Text):
-    """A UDP endpoint, ``address:port``, or ``[address]:port`` for IPv6."""
+    """A UDP endpoint, ``address:port``, ``[address]:port`` for IPv6, or ``name:port``, where `name` is one of DNS that the host looks up.
+
+    A name has neither address nor family before that, and each host may find others.
+    """
 
     __slots__ = ()
     json_schema: ClassVar[dict[str, Any]] = {
-        "pattern": rf"^({_QUAD}|\[{_COLONS}\]):[0-9]{{1,5}}$",
-        "examples": ["192.0.2.7:51840", "[2001:db8::7]:51840"],
+        "pattern": rf"^({_QUAD}|\[{_COLONS}\]|{_LABEL}(\.{_LABEL})*):[0-9]{{1,5}}$",
+        "examples": ["192.0.2.7:51840", "[2001:db8::7]:51840", "gw.example.net:51840"],
     }
 
     @classmethod
@@ -184,11 +189,15 @@ class Endpoint(Text):
         host, _, port = value.rpartition(":")
         is_bracketed = host.startswith("[") and host.endswith("]")
         try:
-            address = Address(_canonical_address(host[1:-1] if is_bracketed else host))
-            if is_bracketed != (address.family == IPV6) or not _NUMBER.fullmatch(port) or not 0 < int(port) <= _LAST_PORT:
+            if not _NUMBER.fullmatch(port) or not 0 < int(port) <= _LAST_PORT:
                 raise ValueError(port)  # noqa: TRY301 - one text says what is right for all parts
+            if not is_bracketed and _is_host_name(host):
+                return f"{host.lower()}:{int(port)}"
+            address = Address(_canonical_address(host[1:-1] if is_bracketed else host))
+            if is_bracketed != (address.family == IPV6):
+                raise ValueError(host)  # noqa: TRY301 - as above
         except ValueError:
-            msg = f"{value!r} is not an endpoint; write it like 192.0.2.7:51840 or [2001:db8::7]:51840"
+            msg = f"{value!r} is not an endpoint; write it like 192.0.2.7:51840 or [2001:db8::7]:51840, or with a DNS name"
             raise ValueError(msg) from None
         return str(cls.at(address, int(port)))
 
@@ -196,13 +205,26 @@ class Endpoint(Text):
     def at(cls, address: Address, port: int) -> Self:
         return cls(f"[{address}]:{port}" if address.family == IPV6 else f"{address}:{port}")
 
-    @property
-    def address(self) -> Address:
-        return Address(self.rpartition(":")[0].strip("[]"))
+    def moved(self, steps: int) -> Self:
+        """The endpoint so many ports further on."""
+        host, _, port = self.rpartition(":")
+        return type(self)(f"{host}:{int(port) + steps}")
 
     @property
-    def family(self) -> Family:
-        return self.address.family
+    def name(self) -> str | None:
+        """The DNS name, None for an address."""
+        host = self.rpartition(":")[0]
+        return host if _is_host_name(host) else None
+
+    @property
+    def address(self) -> Address | None:
+        """The address, None for a name."""
+        return None if self.name else Address(self.rpartition(":")[0].strip("[]"))
+
+    @property
+    def family(self) -> Family | None:
+        """The family of the address, None for a name."""
+        return address.family if (address := self.address) else None
 
     @property
     def port(self) -> int:
@@ -261,6 +283,12 @@ def _canonical_address(value: str) -> str:
     if isinstance(address, ipaddress.IPv6Address):
         _refuse_odd_form(value, address)
     return str(address)
+
+
+@lru_cache(maxsize=4096)
+def _is_host_name(text: str) -> bool:
+    """True for a DNS name; one that ends in a number is meant for an address (RFC 3696, section 2)."""
+    return _HOST_NAME.fullmatch(text) is not None and not text.rpartition(".")[2].isdecimal()
 
 
 def _refuse_odd_form(value: str, address: ipaddress.IPv6Address | ipaddress.IPv6Interface) -> None:

@@ -6,18 +6,19 @@ plan applied as a difference against it: unchanged objects, counters, tracked fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from schemas.host_objects import Layer, PlanObject, WireguardLink
 from schemas.plan import HostPlan, Unit, digest_of, unit_tag
 from schemas.status import ApplyReport, Outcome, Timings, TunnelHealth, UnitReport
-from schemas.withdrawals import without
 from services.applier.health import found_withdrawn
+from services.applier.lookups import Addresses, as_known
 from services.applier.steps import is_guard, order
 from services.applier.turn import STRAY, Failure, Result, Scope, Turn
-from services.kernel.port import ALL_LAYERS, Kernel
+from services.kernel.port import ALL_LAYERS, Kernel, PeerSeen
 from services.kernel.transaction import Held, Observed, changes, repairs
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Waiting
 
@@ -32,19 +33,24 @@ class Difference(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """A plan to apply, which one it is, and the tunnels that are dead: what is wanted is the plan without hops through withdrawn ones."""
+    """A plan to apply, which one it is, and what the host knows that the plan does not.
+
+    What is wanted is the plan without hops through withdrawn tunnels, and with the addresses of endpoints that are names.
+    """
 
     plan: HostPlan
     epoch: int
     generation: int
     received_s: float
     tunnels: TunnelHealth
+    addresses: Addresses
 
     def objects(self) -> Mapping[str, PlanObject]:
-        return without(self.plan.objects(), self.tunnels.links)
+        return as_known(self.plan.objects(), self.tunnels.links, self.addresses)
 
 
 _ALL_WELL = TunnelHealth()
+_NO_NAMES: Addresses = MappingProxyType({})
 _ROUTES: tuple[Layer, ...] = ("route",)
 
 
@@ -57,12 +63,22 @@ class Applier:
         self._held: dict[str, Unit] = {}
         self._leftovers: dict[str, PlanObject] = {}
         self._tunnels = _ALL_WELL
+        self._addresses = _NO_NAMES
         self._trusted = False
         self.failures: Mapping[str, Failure] = {}
 
-    def apply(self, plan: HostPlan, epoch: int, generation: int, received_s: float = 0.0, tunnels: TunnelHealth = _ALL_WELL) -> ApplyReport:
+    def apply(
+        self,
+        plan: HostPlan,
+        epoch: int,
+        generation: int,
+        received_s: float = 0.0,
+        tunnels: TunnelHealth = _ALL_WELL,
+        *,
+        addresses: Addresses = _NO_NAMES,
+    ) -> ApplyReport:
         """Make one turn towards `plan` and report what came of it. Raises only what makes the kernel unreadable as a whole."""
-        wanted = Wanted(plan, epoch, generation, received_s, tunnels)
+        wanted = Wanted(plan, epoch, generation, received_s, tunnels, addresses)
         if self._trusted:
             try:
                 return self._finish(wanted, self._from_memory(wanted), self._held)
@@ -71,10 +87,17 @@ class Applier:
         return self._apply_from_kernel(wanted, ALL_LAYERS)
 
     def repair(
-        self, plan: HostPlan, epoch: int, generation: int, leave: Collection[Layer] = (), tunnels: TunnelHealth = _ALL_WELL
+        self,
+        plan: HostPlan,
+        epoch: int,
+        generation: int,
+        leave: Collection[Layer] = (),
+        tunnels: TunnelHealth = _ALL_WELL,
+        *,
+        addresses: Addresses = _NO_NAMES,
     ) -> ApplyReport:
         """Read the kernel and bring it back to `plan`, but for the layers of `leave`, which are not looked at."""
-        wanted = Wanted(plan, epoch, generation, self._now(), tunnels)
+        wanted = Wanted(plan, epoch, generation, self._now(), tunnels, addresses)
         self._trusted = False
         return self._apply_from_kernel(wanted, ALL_LAYERS - set(leave))
 
@@ -83,7 +106,7 @@ class Applier:
         self._trusted = False
         self._held = {}
         self.failures = {name: Failure("kernel", error) for name in plan.units} or {STRAY: Failure("kernel", error)}
-        return self._report(Wanted(plan, epoch, generation, 0.0, _ALL_WELL), Timings(reported_s=self._now()), 0)
+        return self._report(Wanted(plan, epoch, generation, 0.0, _ALL_WELL, _NO_NAMES), Timings(reported_s=self._now()), 0)
 
     def stand(self, plan: HostPlan, epoch: int, generation: int, why: str) -> ApplyReport:
         """The report of a host that leaves `plan` alone and stays with what it holds, which is of `epoch` and `generation`.
@@ -122,12 +145,16 @@ class Applier:
 
     def handshakes(self, links: Collection[str]) -> dict[str, float]:
         """When each of these tunnels last shook hands: Unix time, 0 for never."""
-        return {link: max((peer.handshake_s for peer in self._kernel.peers(link)), default=0.0) for link in links}
+        return {link: max((peer.handshake_s for peer in peers), default=0.0) for link, peers in self.peers(links).items()}
+
+    def peers(self, links: Collection[str]) -> dict[str, Sequence[PeerSeen]]:
+        """The peers of each of these links, read now."""
+        return {link: self._kernel.peers(link) for link in links}
 
     def differences(self, plan: HostPlan) -> list[Difference]:
-        """Where the kernel differs from `plan` without what is withdrawn, read now."""
+        """Where the kernel differs from `plan` as this host knows it, read now."""
         units = {key: name for name, unit in plan.units.items() for key in unit}
-        objects = without(plan.objects(), self._tunnels.links)
+        objects = as_known(plan.objects(), self._tunnels.links, self._addresses)
         found = repairs(objects, self._kernel.reference(objects), self._kernel.read(objects))
         return [Difference(change.key, units.get(change.key, STRAY), _show(change.new), _show(change.old)) for change in found]
 
@@ -143,7 +170,8 @@ class Applier:
 
     def _from_memory(self, wanted: Wanted) -> Result:
         plan = wanted.plan
-        held = {**without(HostPlan(plan.cluster, plan.host, self._held).objects(), self._tunnels.links), **self._leftovers}
+        known = as_known(HostPlan(plan.cluster, plan.host, self._held).objects(), self._tunnels.links, self._addresses)
+        held = {**known, **self._leftovers}
         leaving = {key for name, unit in self._held.items() if name not in plan.units for key in unit}
         scope = Scope(
             self._held,
@@ -155,6 +183,7 @@ class Applier:
             damaged=frozenset(),
             failures={},
             withdrawn=self._tunnels.links,
+            addresses=self._addresses,
         )
         objects = wanted.objects()
         return Turn(self._kernel, scope, self._now).run(order(changes(held, objects), held, objects, leaving))
@@ -209,8 +238,9 @@ class Applier:
         self._held.update({name: held[name] for name in result.failures if name in held})
         self._leftovers = dict(result.leftovers)
         # A unit that was put back to what it was lacks the hops of then, and no two units are told apart here.
-        known = (bool(held) and self._tunnels.links == wanted.tunnels.links) or not result.failures
-        self._tunnels = wanted.tunnels
+        stays = self._tunnels.links == wanted.tunnels.links and self._addresses == wanted.addresses
+        known = (bool(held) and stays) or not result.failures
+        self._tunnels, self._addresses = wanted.tunnels, wanted.addresses
         self._trusted = result.trusted and known and STRAY not in result.failures
         timings = Timings(wanted.received_s, result.staged_s, result.committed_s, result.connected_s, self._now())
         return self._report(wanted, timings, result.operations)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from schemas import codec, subjects
 from schemas.host_objects import WireguardLink
 from schemas.in_use import InUse
-from schemas.status import ApplyReport
+from schemas.status import ApplyReport, Peers
 from schemas.topology import PublicKey
 from schemas.values import Key, Name
 from services.applier.in_use import collisions
@@ -44,7 +44,8 @@ class Reporter:
         self._waiting: tuple[ApplyReport, Update] | None = None
         self._last: ApplyReport | None = None
         self._in_use: InUse | None = None
-        self._in_use_told = True
+        self._peers = Peers()
+        self._notes_told = True
         self._stranger = False
         self._introduced = 0
         """The epoch of the stranger that was told the public key last."""
@@ -67,7 +68,13 @@ class Reporter:
     def note(self, in_use: InUse) -> None:
         """Note what others use here; if that is news, the last report is told again with it."""
         if in_use != self._in_use:
-            self._in_use, self._in_use_told = in_use, False
+            self._in_use, self._notes_told = in_use, False
+            self._wake.set()
+
+    def note_peers(self, peers: Peers) -> None:
+        """Note how the WireGuard peers are; news of them are told like those of what others use."""
+        if peers != self._peers:
+            self._peers, self._notes_told = peers, False
             self._wake.set()
 
     async def run(self) -> None:
@@ -84,7 +91,7 @@ class Reporter:
                 if self._stranger and update.epoch != self._introduced:
                     self._introduced = update.epoch
                     await self._say_used_key(update)
-            elif update is not None and self._last is not None and not self._in_use_told:
+            elif update is not None and self._last is not None and not self._notes_told:
                 await self._publish_report(self._last, update)
             if update is not None and (waiting is not None or self._key_lacking):
                 await self._publish_key(update)
@@ -114,7 +121,8 @@ class Reporter:
         return found is not None and (found.epoch, found.generation) == (report.epoch, report.generation)
 
     async def _publish_report(self, report: ApplyReport, update: Update | None) -> None:
-        self._in_use_told = True
+        self._notes_told = True
+        report = replace(report, peers=self._peers)
         if self._in_use is not None:
             met = collisions(update.plan.objects().values(), self._in_use) if update is not None else ()
             report = replace(report, in_use=self._in_use, collisions=met)

@@ -25,6 +25,7 @@ from schemas.status import ApplyReport
 from schemas.values import Name
 from services.applier.core import Applier
 from services.applier.in_use import InUseWatch
+from services.applier.peers import PeerWatch
 from services.applier.reports import Reporter
 from services.applier.watch import TunnelWatch
 from services.kernel.events import EventSource
@@ -84,6 +85,12 @@ class ApplierService:
             context.metrics, lambda links: self._in_thread(lambda: self._applier.handshakes(links)), self._tunnels_changed
         )
         self._reporter = Reporter(context, lambda: self._in_thread(kernel.public_key), lambda: self._in_thread(self._applier.uses_key))
+        self._peers = PeerWatch(
+            context.metrics,
+            lambda links: self._in_thread(lambda: self._applier.peers(links)),
+            self._tunnels_changed,
+            self._reporter.note_peers,
+        )
         self._in_use = InUseWatch(look, self._idle, lambda: self._turns_made, self._reporter.note)
 
     async def run(self) -> None:
@@ -99,6 +106,7 @@ class ApplierService:
                     group.create_task(self._watch_kernel(), name="events"),
                     group.create_task(self._watch.run(), name="tunnels"),
                     group.create_task(self._in_use.run(), name="in-use"),
+                    group.create_task(self._peers.run(), name="peers"),
                 ]
                 group.create_task(self._reporter.run(), name="reports")  # ends by itself: nothing cuts a message short
                 await self._turns()
@@ -181,14 +189,15 @@ class ApplierService:
         plan, epoch, generation, received_s = current.plan, current.epoch, current.generation, self._received_s
         # A layer is left alone only when everybody who asks says so.
         leave = set.intersection(*(set(request.repair.leave) for request in requests)) if requests else set()
+        addresses = self._peers.follow(plan)
         tunnels = self._watch.follow(plan, () if self._watch.started else await self._found_withdrawn(plan))
 
         def work() -> ApplyReport:
             self._turns_made += 1
             try:
                 if requests:
-                    return self._applier.repair(plan, epoch, generation, leave, tunnels)
-                return self._applier.apply(plan, epoch, generation, received_s, tunnels)
+                    return self._applier.repair(plan, epoch, generation, leave, tunnels, addresses=addresses)
+                return self._applier.apply(plan, epoch, generation, received_s, tunnels, addresses=addresses)
             except MeshmarkError as error:
                 return self._applier.refuse(plan, epoch, generation, error)
 
@@ -206,6 +215,7 @@ class ApplierService:
             self._due_s = self._turn_ended_s + backoff_s(self._attempts)
         log = _log.info if report.outcome == "applied" else _log.warning
         log("applied", generation=report.generation, outcome=report.outcome, operations=report.operations)
+        await self._peers.look()
         return report
 
     async def _found_withdrawn(self, plan: HostPlan) -> frozenset[str]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import structlog
 from msgspec import Struct
 
 from schemas.host_objects import PlanObject
 from schemas.plan import Unit, digest_of, unit_tag
-from schemas.withdrawals import without
 from services.applier.flows import stale_flows, touches_nat
+from services.applier.lookups import Addresses, as_known
 from services.applier.steps import Steps, is_guard, order
 from services.kernel.port import Kernel
 from services.kernel.transaction import Change, Marker
@@ -56,7 +57,7 @@ class Scope(Struct, frozen=True):
     `from_kernel` says that the changes come from reading the kernel and not from memory. With `final`, a batch that does not fit or whose
     answer is lost is a failure, and no reason to read the kernel and try again. `damaged` units were found in the kernel in part: there is
     no old version to go back to, so they are brought as far as they can be, and what is missing of them stays drift. `withdrawn` are the
-    links whose hops the held routes lack.
+    links whose hops the held routes lack, `addresses` those that names stand for in what is held.
     """
 
     held: Mapping[str, Unit]
@@ -68,6 +69,7 @@ class Scope(Struct, frozen=True):
     damaged: frozenset[str]
     failures: Mapping[str, Failure]
     withdrawn: frozenset[str] = frozenset()
+    addresses: Addresses = MappingProxyType({})
 
 
 class Turn:
@@ -223,7 +225,7 @@ class Turn:
 
     def _held_objects(self) -> Mapping[str, PlanObject]:
         held = {key: entry.object for unit in self._scope.held.values() for key, entry in unit.items()}
-        return without(held, self._scope.withdrawn)
+        return as_known(held, self._scope.withdrawn, self._scope.addresses)
 
     def _is_off(self, change: Change) -> bool:
         """True when every unit of the change has failed and is to be what it was."""

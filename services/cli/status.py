@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from schemas.in_use import InUse
 from schemas.plan import SnapshotHead
-from schemas.status import ApplyReport, Timings, TunnelHealth, UnitReport
+from schemas.status import ApplyReport, Peers, Timings, TunnelHealth, UnitReport
 from schemas.values import wire_name
 from services.cli import records
 from services.cli.accept import summary
@@ -65,6 +65,8 @@ def _state(report: ApplyReport | None, head: SnapshotHead | None, *, in_force: b
     is_behind = report is not None and head is not None and report.generation < head.generation
     if report is not None and not is_behind and report.outcome != "applied":
         return report.outcome
+    if report is not None and not is_behind and report.peers.waiting:
+        return "waiting"
     if not in_force and head is not None and not head.units:
         # Nobody waits for a removed host: its machine is often gone before its last plan is written.
         return "gone"
@@ -81,8 +83,8 @@ def register(app: App) -> None:
 async def status(host: HostName = None, /, *, output: Output = None, nats: Nats | None = None) -> int:
     """Show what each host holds of its plan, or all about one HOST.
 
-    States: *applied* holds its newest plan; *waiting* for something on the host, as a link; *degraded*: a part failed; *behind*: has not
-    reported on its newest plan; *silent*: has never reported; *gone*: removed from the topology.
+    States: *applied* holds its newest plan; *waiting* for something, as a link, or the address of an endpoint's name; *degraded*: a part
+    failed; *behind*: has not reported on its newest plan; *silent*: has never reported; *gone*: removed from the topology.
 
     A planner that holds plans back, because too much would go at once, is said to be frozen; see `meshmark accept`.
 
@@ -126,7 +128,7 @@ def _row(one: Standing) -> tuple[str, ...]:
     count = len(one.report.units)
     units = "removed" if one.state == "gone" else f"{count} unit{'' if count == 1 else 's'}"
     held = _number(one.held_generation)
-    what = "; ".join((errors or units, *_dead(one.report.tunnels), *_shared(one.report)))
+    what = "; ".join((errors or units, *_dead(one.report.tunnels), *_shared(one.report), *_nameless(one.report.peers)))
     return (name, _coloured(one.state), held, wanted, one.report.capabilities.wireguard, escape(what))
 
 
@@ -141,6 +143,12 @@ def _shared(report: ApplyReport) -> list[str]:
     return [f"others use its {collision}" for collision in report.collisions]
 
 
+def _nameless(peers: Peers) -> list[str]:
+    """What to say of endpoints' names that have no address yet."""
+    more = [f"and {left} more names"] if (left := peers.waiting - len(peers.waiting_for)) > 0 else []
+    return [f"waiting for the address of {name}" for name in peers.waiting_for] + more
+
+
 def _show_one(one: Standing) -> None:
     """All about one host: a line for each fact, then a table of the units."""
     console.print(f"[bold]{one.cluster}/{one.host}[/] {_coloured(one.state)}")
@@ -149,10 +157,13 @@ def _show_one(one: Standing) -> None:
         has = one.report.capabilities
         console.print(escape(f"  kernel      {has.kernel or '-'}, nftables {has.nftables or '-'}, WireGuard {has.wireguard}"))
         console.print(f"  last turn   {_operations(one.report.operations)}; {_times(one.report.timings)}")
+        if (peers := one.report.peers).count:
+            silent = peers.count - peers.fresh - peers.stale
+            console.print(f"  peers       {peers.count}: {peers.fresh} shake hands, {peers.stale} no more, {silent} never did")
         if one.report.tunnels.judged_by == "handshake":
             console.print("  tunnels     judged by handshakes only: no right to send probes (sysctl net/ipv4/ping_group_range)")
         console.print(f"  others use  {_in_use(one.report.in_use)}")
-        for line in (*_dead(one.report.tunnels), *_shared(one.report)):
+        for line in (*_dead(one.report.tunnels), *_shared(one.report), *_nameless(one.report.peers)):
             console.print(escape(f"  {line}"))
     reported = {unit.unit: unit for unit in one.report.units} if one.report else {}
     names = sorted(reported.keys() | one.wanted_units.keys())

@@ -54,7 +54,7 @@ _DEFAULT_SYSCTL = "0"
 class FakeHost:
     """The machine's state. `objects` are ours by key, `foreign` are somebody else's: never listed, changed or removed.
 
-    `handshakes_s` are the last ones by link, and `ports` are UDP ports that others have, with their names.
+    `handshakes_s` are the last ones by link or by peer, and `ports` are UDP ports that others have, with their names.
     """
 
     objects: dict[str, Held] = field(default_factory=dict)
@@ -140,9 +140,9 @@ class FakeKernel:
         return self.host.marker
 
     def peers(self, link: str) -> Sequence[PeerSeen]:
-        handshake_s = self.host.handshakes_s.get(link, 0.0)
+        times, by_link = self.host.handshakes_s, self.host.handshakes_s.get(link, 0.0)
         held = [item for item in self.host.objects.values() if isinstance(item, WireguardPeer) and item.link == link]
-        return [PeerSeen(item.public_key, item.endpoint, handshake_s) for item in held]
+        return [PeerSeen(item.public_key, item.endpoint, times.get(item.key, by_link)) for item in held]
 
     def flows(self) -> Iterable[Flow]:
         return list(self.host.flows)

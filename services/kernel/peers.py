@@ -34,13 +34,13 @@ def held_peers(link: str, state: DeviceState, wanted: Mapping[str, PlanObject], 
 def as_planned(held: Mapping[str, WireguardPeer], wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
     """The peers of a device, without what is no difference of theirs.
 
-    An endpoint that the plan leaves open is the device's. A prefix that is at another peer than planned is a difference of the planned one
-    alone, and is set right there alone; a peer that is not wanted at all keeps what it has.
+    An endpoint that the plan leaves open, or of which it says the name only, is the device's. A prefix that is at another peer than planned
+    is a difference of the planned one alone, and is set right there alone; a peer that is not wanted at all keeps what it has.
     """
     links = {peer.link for peer in held.values()}
     planned = {key: item for key, item in wanted.items() if isinstance(item, WireguardPeer) and item.link in links}
     homes = {(item.link, prefix): key for key, item in planned.items() for prefix in item.allowed_ips}
-    known = {key: replace(peer, endpoint=None) if key in planned and planned[key].endpoint is None else peer for key, peer in held.items()}
+    known = {key: _with_planned_endpoint(peer, planned.get(key)) for key, peer in held.items()}
     found: dict[str, Held] = dict(known)
     for key, peer in known.items():
         mine = set(planned[key].allowed_ips) if key in planned else set()
@@ -52,6 +52,17 @@ def as_planned(held: Mapping[str, WireguardPeer], wanted: Mapping[str, PlanObjec
         if stolen and key in planned and isinstance(found[key], WireguardPeer):
             found[key] = replace(peer, allowed_ips=tuple(prefix for prefix in peer.allowed_ips if prefix not in stolen))
     return found
+
+
+def _with_planned_endpoint(peer: WireguardPeer, planned: WireguardPeer | None) -> WireguardPeer:
+    if planned is None or peer.endpoint == planned.endpoint or _written(planned.endpoint):
+        return peer
+    return replace(peer, endpoint=planned.endpoint)
+
+
+def _written(endpoint: Endpoint | None) -> Endpoint | None:
+    """What a device is told of an endpoint: an address. What a name means is found out elsewhere."""
+    return endpoint if endpoint is not None and endpoint.name is None else None
 
 
 def _held_peer(link: str, raw: bytes, peer: PeerState, wanted: Mapping[str, PlanObject], now_s: float) -> WireguardPeer:
@@ -85,11 +96,12 @@ def peer_changes(changes: Iterable[Change], state: DeviceState, now_s: float) ->
 def _arriving(old: Held | None, wanted: WireguardPeer, held: PeerState | None, now_s: float) -> PeerChange:
     """One peer's part. An endpoint that was learned stays while handshakes are fresh, unless the plan's own changes."""
     state = held or PeerState()
-    is_moved = isinstance(old, WireguardPeer) and old.endpoint is not None and old.endpoint != wanted.endpoint
+    endpoint = _written(wanted.endpoint)
+    is_moved = isinstance(old, WireguardPeer) and _written(old.endpoint) not in (None, endpoint)
     is_due = is_moved or not state.endpoint or not _is_fresh(state, now_s)
     return PeerChange(
         raw_key(wanted.public_key),
-        endpoint=wanted.endpoint if is_due and state.endpoint != (wanted.endpoint or state.endpoint) else None,
+        endpoint=endpoint if is_due and state.endpoint != endpoint else None,
         allowed_ips=frozenset(wanted.allowed_ips) - state.allowed_ips,
         keepalive_seconds=wanted.keepalive_seconds if state.keepalive_seconds != wanted.keepalive_seconds else None,
     )

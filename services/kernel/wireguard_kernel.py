@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from schemas.values import Address, Endpoint, Prefix
+from schemas.values import SOCKET_FAMILY, Address, Endpoint, Prefix
 from services.kernel.netlink import (
     U8,
     U16,
@@ -116,13 +116,15 @@ def _peer_parts(peer: PeerChange) -> Iterator[bytes]:
 
 
 def _allowed_ip(prefix: Prefix) -> bytes:
-    family = socket.AF_INET6 if ":" in prefix else socket.AF_INET
+    family = SOCKET_FAMILY[prefix.family]
     return nested(0, attribute(_FAMILY, U16.pack(family)) + attribute(_ADDRESS, prefix.packed) + attribute(_LENGTH, U8.pack(prefix.length)))
 
 
 def _sockaddr(endpoint: Endpoint) -> bytes:
-    family = socket.AF_INET6 if endpoint.startswith("[") else socket.AF_INET
-    return _SOCKADDR[family].pack(family, endpoint.port.to_bytes(2, "big"), endpoint.address.packed)
+    address = endpoint.address
+    assert address is not None, "devices are told addresses, not names"
+    family = SOCKET_FAMILY[address.family]
+    return _SOCKADDR[family].pack(family, endpoint.port.to_bytes(2, "big"), address.packed)
 
 
 def decode_device(bodies: Iterable[bytes]) -> DeviceState:

@@ -50,16 +50,17 @@ def tunnel_endpoint(state: State, attachment: Attachment) -> Endpoint | None:
     own, far = (state.gateways[host.cluster][host.name] for host in (attachment.host, attachment.far_host))
     given = attachment.far.endpoint
     if given is not None:
-        return given if any(address.family == given.family for address in own.addresses) else None
+        # Only the host knows what a name is; it takes an address of its own families.
+        return given if given.name or any(address.family == given.family for address in own.addresses) else None
     if outer_family(own, far) is None:
         return None
     return Endpoint.at(underlay_ends(own, far)[1], attachment.peering.port)
 
 
 def tunnel_overhead(state: State, peering: Peering) -> int:
-    """Bytes that a tunnel's headers take: those of IPv6 where either end sends it, since both ends need one MTU."""
+    """Bytes that a tunnel's headers take: those of IPv6 where either end sends it, or may when it looks a name up: both need one MTU."""
     endpoints = [tunnel_endpoint(state, Attachment(peering, place)) for place in (0, 1)]
-    families = {endpoint.family for endpoint in endpoints if endpoint is not None}
+    families = {endpoint.family or IPV6 for endpoint in endpoints if endpoint is not None}
     return layout.WIREGUARD_OVERHEAD_BYTES[IPV6 if IPV6 in families else IPV4]
 
 

@@ -53,9 +53,9 @@ def own_prefixes(cluster: Cluster) -> tuple[Prefix, ...]:
 
 
 def far_addresses(state: State, attachment: Attachment) -> list[Address]:
-    """Where an end's outer packets go, as far as it is known."""
+    """Where an end's outer packets go, as far as it is known: not where a name leads."""
     far, given = state.gateways[attachment.far.cluster].get(attachment.far.gateway), attachment.far.endpoint
-    return [*((given.address,) if given else ()), *(far.addresses if far else ())]
+    return [*((given.address,) if given and given.address else ()), *(far.addresses if far else ())]
 
 
 def choose(state: State, peering: Peering, *, is_established: bool = False) -> Remaps:

@@ -49,6 +49,7 @@ class Metrics:
         self.unit_outcomes = self._gauge("units", "Units of the plan, by the outcome of the last turn", "outcome")
         self.operations = self._counter("operations", "Kernel operations made")
         self.tunnels = self._gauge("tunnels", "Tunnels by state: alive, withdrawn, or dead while all are", "state")
+        self.peers = self._gauge("peers", "WireGuard peers by when they last shook hands: fresh (3 minutes), stale, or never", "state")
         self.tunnel_transitions = self._counter("tunnel_transitions", "Tunnels that died or came back", "to")
         self.resyncs = self._counter("resyncs", "Full comparisons with the kernel or the snapshot", "why")
 

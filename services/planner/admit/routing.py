@@ -162,8 +162,9 @@ def _underlay(cluster: str, state: State) -> Iterator[tuple[Address, str]]:
                 yield known.endpoint.address, known.ref
     for attachment in state.attachments[cluster].values():
         far = state.gateways[attachment.far.cluster].get(attachment.far.gateway)
-        if attachment.far.endpoint is not None:
-            yield attachment.far.endpoint.address, attachment.peering.ref
+        given = attachment.far.endpoint.address if attachment.far.endpoint is not None else None
+        if given is not None:
+            yield given, attachment.peering.ref
         elif far is not None:
             yield from ((address, far.ref) for address in far.addresses)
 

@@ -355,4 +355,4 @@ def _tunnel_address(family: Family, index: int, place: int) -> Address:
 def _endpoint(state: State, attachment: Attachment, index: int) -> Endpoint:
     first = tunnel_endpoint(state, attachment)
     assert first is not None, "admission refuses gateways without a family in common"
-    return Endpoint.at(first.address, first.port + index)
+    return first.moved(index)

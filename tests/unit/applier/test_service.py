@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 import structlog
 
 from schemas import codec
 from schemas.commands import Repair, Settled
 from schemas.epochs import first_epoch
-from schemas.host_objects import NftElement, PolicyRule, Route, VxlanLink, WireguardLink
+from schemas.host_objects import NftElement, PolicyRule, Route, VxlanLink, WireguardLink, WireguardPeer
 from schemas.in_use import InUse
 from schemas.plan import Entry, HostPlan, unit_tag
-from schemas.status import TunnelHealth
+from schemas.status import Peers, TunnelHealth
 from schemas.topology import PublicKey
-from services.applier import health, reports, service, watch
+from schemas.values import Address, Endpoint, Key, Prefix
+from services.applier import health, peers, reports, service, watch
 from services.applier.health import Tunnel
 from services.applier.service import ApplierService
+from services.kernel.curve25519 import public_key
 from services.kernel.events import KernelEvent
 from services.kernel.fake import FakeHost, FakeKernel
 from services.kernel.transaction import Marker
@@ -394,3 +398,57 @@ async def test_a_key_without_a_device_is_not_announced(monkeypatch: pytest.Monke
             kernel.host.ports.clear()
             report = await broker.reports.get()
         assert codec.decode((await broker.keys.get()).data, PublicKey).key == kernel.public_key()
+
+
+NAMED = WireguardPeer("mt.node", Key(public_key(b"\3" * 32)), Endpoint("gw-c.example.invalid:51840"), (Prefix("10.3.0.0/16"),))
+
+
+async def test_a_name_without_address_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, far_end: type[StubProber]) -> None:
+    """Its host holds everything else and says what it waits for; the address is written when it is found, and then said no more."""
+    answers: list[list[Address]] = []
+
+    async def look_up(name: str) -> list[Address]:
+        if not answers:
+            msg = f"{name} is not known"
+            raise OSError(msg)
+        return answers[0]
+
+    del far_end
+    monkeypatch.setattr(peers, "addresses_of", look_up)
+    monkeypatch.setattr(peers, "backoff_s", lambda _: 0.01)
+    kernel = FakeKernel(FakeHost())
+    known = msgspec.structs.replace(NAMED, public_key=Key(public_key(b"\4" * 32)), endpoint=Endpoint("192.0.2.4:1"), allowed_ips=())
+    items = (WireguardLink("mt.node", 51871, 1420, kernel.public_key()), NAMED, known)
+    plan = HostPlan(EMPTY.cluster, EMPTY.host, {"encryption/rome": {item.key: Entry(item, ()) for item in items}})
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(plan, 1)
+        broker.announce(EMPTY, plan, 1)
+        report = await broker.reports.get()
+        assert (report.outcome, report.peers.count, report.peers.waiting) == ("applied", 2, 1)
+        assert kernel.host.objects[known.key] == known
+        while "is not known" not in str(report.peers.waiting_for):
+            report = await broker.reports.get()
+        assert report.peers.waiting_for == ("gw-c.example.invalid: gw-c.example.invalid is not known",)
+        answers.append([Address("192.0.2.30")])
+        while report.peers.waiting:
+            report = await broker.reports.get()
+        assert kernel.host.objects[NAMED.key] == msgspec.structs.replace(NAMED, endpoint=Endpoint("192.0.2.30:51840"))
+
+
+async def test_peers_that_shake_hands_are_counted_without_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is said again with the new numbers; nothing is written for it."""
+    monkeypatch.setattr(peers, "PERIOD_S", 0.01)
+    kernel = FakeKernel(FakeHost())
+    item = msgspec.structs.replace(NAMED, endpoint=None)
+    items = (WireguardLink("mt.node", 51871, 1420, kernel.public_key()), item)
+    plan = HostPlan(EMPTY.cluster, EMPTY.host, {"encryption/rome": {item.key: Entry(item, ()) for item in items}})
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(plan, 1)
+        broker.announce(EMPTY, plan, 1)
+        assert (await broker.reports.get()).peers == Peers(1)
+        commits = kernel.host.commits
+        for handshake_s, expected in ((time.time(), Peers(1, 1)), (1000.0, Peers(1, 0, 1))):
+            kernel.host.handshakes_s["mt.node"] = handshake_s
+            report = await broker.reports.get()
+            assert report.peers == expected
+        assert kernel.host.commits == commits

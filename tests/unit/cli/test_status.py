@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from schemas.in_use import InUse, Use
 from schemas.plan import HostPlan, digest_of
-from schemas.status import ApplyReport, Capabilities, DeadTunnel, Outcome, Timings, TunnelHealth, UnitReport
+from schemas.status import ApplyReport, Capabilities, DeadTunnel, Outcome, Peers, Timings, TunnelHealth, UnitReport
 from schemas.values import Name
 from services.cli.status import status
 from services.planner.state import HostId
@@ -174,3 +174,16 @@ async def test_numbers_that_others_use_are_shown_and_do_not_count(mesh: StubBrok
     mesh.report(replace(told, in_use=InUse(), collisions=()))
     assert await status("rome/gateway", output="table", nats=mesh) == 0
     assert "others use  nothing that was seen" in capsys.readouterr().out
+
+
+async def test_peers_are_counted_and_a_name_without_address_counts(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    """The host waits for it, and says for which and why; how many peers answer is on its page."""
+    peers = Peers(4, 2, 1, 9, ("gw-c.example.invalid: Name or service not known",))
+    mesh.report(replace(report(PLANS[GATEWAY], 3), peers=peers))
+    for host in (None, "rome/gateway"):
+        assert await status(host, output="table", nats=mesh) == 2
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "waiting for the address of gw-c.example.invalid: Name or service not known" in printed
+        assert "and 8 more names" in printed
+    assert "rome/gateway waiting" in printed
+    assert "peers 4: 2 shake hands, 1 no more, 1 never did" in printed

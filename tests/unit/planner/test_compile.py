@@ -122,6 +122,18 @@ def test_an_endpoint_of_the_other_family_narrows_both_ends() -> None:
     assert peers == {"mt.0": "[2001:db8::7]:51900", "mt.1": "[2001:db8::7]:51901"}
 
 
+def test_an_endpoint_by_name_is_said_as_it_is() -> None:
+    """Each tunnel at the next port; as long as nobody knows its family, there is room for the larger headers, at both ends."""
+    first, second = dual_stack()[-1].ends
+    ends = (replace(first, endpoint=Endpoint("gw.rome.example:51900")), second)
+    plans = settled_plans([*dual_stack(Peering_rome_rome_milan={"ends": ends}), *keys()])
+    peers = {item.link: item.endpoint for item in plans[MILAN_GATEWAY].objects().values() if isinstance(item, WireguardPeer)}
+    assert peers == {"mt.0": "gw.rome.example:51900", "mt.1": "gw.rome.example:51901"}
+    mtus = {item.mtu for plan in plans.values() for item in plan.objects().values() if isinstance(item, WireguardLink)}
+    assert mtus == {1420}
+    assert "Endpoint = gw.rome.example:51901" in plan_text(plans[MILAN_GATEWAY])
+
+
 def test_ipv6_alone() -> None:
     """Two clusters without IPv4, neither inside nor outside: no object of their plans is of IPv4."""
     items = dual_stack()

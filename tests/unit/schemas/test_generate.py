@@ -63,6 +63,7 @@ def test_what_people_write_is_strict_and_what_services_say_is_not():
         (Prefix, "10.61.0.0/16", "10.61.0.0/255.255.0.0"),
         (Address, "10.61.0.5", "10.61.0.5/32"),
         (Endpoint, "192.0.2.7:51840", "192.0.2.7"),
+        (Endpoint, "gw.example.net:51840", "gw_1.example.net:51840"),
         (Name, "node-1.example", "node/1"),
         (Key, "A" * 43 + "=", "A" * 44),
         (Mac, "02:00:00:00:00:01", "02-00-00-00-00-01"),

@@ -33,6 +33,10 @@ KEY = base64.b64encode(bytes(range(32))).decode()
         (Endpoint, "192.0.2.7:51840", "192.0.2.7:51840"),
         (Endpoint, "192.0.2.7:00080", "192.0.2.7:80"),
         (Endpoint, "192.0.2.7:65535", "192.0.2.7:65535"),
+        (Endpoint, "GW-c.Example.invalid:05184", "gw-c.example.invalid:5184"),
+        (Endpoint, "gateway:7", "gateway:7"),
+        (Endpoint, "a1b2.elb.eu-west-1.amazonaws.com:51840", "a1b2.elb.eu-west-1.amazonaws.com:51840"),
+        (Endpoint, "7.example:7", "7.example:7"),
         (Name, "ip-10-0-0-1.eu-west-1.compute.internal", "ip-10-0-0-1.eu-west-1.compute.internal"),
         (Name, "a", "a"),
         (Name, "A_b.c-9", "A_b.c-9"),
@@ -80,7 +84,6 @@ def test_a_good_value_takes_its_canonical_form(kind: type[Text], spelled: str, c
         (Address, "fd00:::1", "write it like 10.61.0.5 or fd00:61::5"),
         (Address, "host.example", "write it like 10.61.0.5"),
         (Endpoint, "192.0.2.7", "write it like 192.0.2.7:51840"),
-        (Endpoint, "a1b2.elb.eu-west-1.amazonaws.com:51840", "write it like 192.0.2.7:51840"),
         (Endpoint, "192.0.2.7:0", "write it like 192.0.2.7:51840"),
         (Endpoint, "192.0.2.7:65536", "write it like 192.0.2.7:51840"),
         (Endpoint, "192.0.2.7:+80", "write it like 192.0.2.7:51840"),
@@ -89,6 +92,16 @@ def test_a_good_value_takes_its_canonical_form(kind: type[Text], spelled: str, c
         (Endpoint, "2001:db8::5:51820", "or [2001:db8::7]:51840"),
         (Endpoint, "[2001:db8::5]", "or [2001:db8::7]:51840"),
         (Endpoint, "[192.0.2.7]:51820", "or [2001:db8::7]:51840"),
+        (Endpoint, "192.0.2:51820", "or with a DNS name"),
+        (Endpoint, "gw.192:51820", "or with a DNS name"),
+        (Endpoint, "gw_c.example:51820", "or with a DNS name"),
+        (Endpoint, "-gw.example:51820", "or with a DNS name"),
+        (Endpoint, "gw..example:51820", "or with a DNS name"),
+        (Endpoint, "gw.example.:51820", "or with a DNS name"),
+        (Endpoint, "[gw.example]:51820", "or with a DNS name"),
+        (Endpoint, "gw.example", "or with a DNS name"),
+        (Endpoint, "g" * 64 + ".example:51820", "or with a DNS name"),
+        (Endpoint, "gw." * 84 + "example:51820", "or with a DNS name"),
         (Endpoint, "[fe80::5%eth0]:51820", "or [2001:db8::7]:51840"),
         (Name, "", "use 1 to 63 letters"),
         (Name, "n" * 64, "use 1 to 63 letters"),
@@ -196,7 +209,18 @@ def test_an_endpoint_has_an_address_and_a_port(text: str, address: str, family: 
     """Taken apart and put together again."""
     endpoint = Endpoint(text)
     assert (endpoint.address, endpoint.port, endpoint.family) == (address, 51840, family)
+    assert endpoint.name is None
+    assert endpoint.address is not None
     assert Endpoint.at(endpoint.address, endpoint.port) == endpoint
+    assert endpoint.moved(2).port == 51842
+    assert endpoint.moved(2).address == address
+
+
+def test_an_endpoint_by_name_has_no_address_and_no_family():
+    """They are found out where it is used; the port is known."""
+    endpoint = Endpoint("gw-c.example.invalid:51840")
+    assert (endpoint.name, endpoint.address, endpoint.family, endpoint.port) == ("gw-c.example.invalid", None, None, 51840)
+    assert endpoint.moved(3) == "gw-c.example.invalid:51843"
 
 
 @given(st.ip_addresses(), st.integers(0, 128))
