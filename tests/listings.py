@@ -41,9 +41,12 @@ def _routes(text: str) -> list[str]:
 
 
 def _ruleset(text: str) -> list[str]:
-    """Tables, and the sets and chains of each, by name; rules in their order."""
-    tables = _GENERATION.sub("…", text).split("\n}\n")
-    return sorted("".join(sorted(_BLOCK.split(_ELEMENTS.sub(_sorted, table)))) for table in tables if table.strip())
+    """Each set and chain with its table's first line; rules in their order."""
+    found = []
+    for table in _GENERATION.sub("…", text).split("\n}\n"):
+        first, *blocks = _BLOCK.split(_ELEMENTS.sub(_sorted, table))
+        found += [f"{first}{block}" for block in blocks or [""] if first]
+    return sorted(found)
 
 
 def _sorted(elements: re.Match[str]) -> str:

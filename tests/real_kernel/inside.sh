@@ -11,7 +11,7 @@ mkdir -p /run/netns
 each() {
     MESHMARK_GUEST_RESULTS=$1/results.$2 unshare --mount sh -c 'mount -t tmpfs none /run/netns && exec "$@"' sh \
         timeout 2700 .venv/bin/python -m pytest -p tests.real_kernel.report -p no:cacheprovider -q \
-        --basetemp "/run/tests.$2" --timeout 240 --timeout-method signal "@$1/items.$2" && code=0 || code=$?
+        --basetemp "/run/tests.$2" --timeout 480 --timeout-method signal "@$1/items.$2" && code=0 || code=$?
     echo "$code" >"$1/exit.$2"
 }
 

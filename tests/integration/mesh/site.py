@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from schemas.topology import Cluster, Gateway, IpMapping, Node, PublicKey, Topology
+from schemas.topology import Cluster, Gateway, IpMapping, Node, Pod, PublicKey, Topology
 from schemas.values import IPV4, IPV6, Address, Family, Name
 from services.cli.files import load
 from services.cli.lab import listing, namespaces, probe
@@ -33,14 +33,17 @@ WAIT_S = 60.0
 """Packets flow within this time after a change, also in an emulated machine."""
 OUTSIDE = {IPV4: Address("192.0.2.50"), IPV6: Address("2001:db8:99::50")}
 """Addresses of the underlay's router, for an outsider that knows no cluster."""
-_MILAN = Name("milan")
+AWARE = {IPV4: Address("192.0.2.51"), IPV6: Address("2001:db8:99::51")}
+"""The same for one that knows how milan calls others, and that milan's second node leads there."""
+_MILAN, _LEADER = Name("milan"), Name("worker-2")
 _MORE = (
     # The example maps this pod of milan by IPv4 alone.
     IpMapping(name=Name("mint-6"), cluster=_MILAN, real=Address("fd00:200:0:2::10"), external=Address("fd00:71:0:200::20")),
     *(
-        IpMapping(name=Name(f"outside-{family}"), cluster=_MILAN, real=address, node=Name("worker-2"), masquerade=True)
-        for family, address in OUTSIDE.items()
+        IpMapping(name=Name(f"outside-{item.family}"), cluster=_MILAN, real=item, node=_LEADER, masquerade=True)
+        for item in OUTSIDE.values()
     ),
+    *(IpMapping(name=Name(f"aware-{item.family}"), cluster=_MILAN, real=item, node=_LEADER) for item in AWARE.values()),
 )
 
 
@@ -78,7 +81,7 @@ class Site:
         """Wire the hosts, and bring them to the first plans, with all tunnels."""
         self._wiring.make_underlay()
         self._wiring.turn_into(layout(self.topology))
-        namespaces.script([f"address add {address.host_prefix} dev br0" for address in OUTSIDE.values()], UNDERLAY)
+        namespaces.script([f"address add {address.host_prefix} dev br0" for address in (*OUTSIDE.values(), *AWARE.values())], UNDERLAY)
         self._say(self.topology)
 
     def turn_to(self, overlay: str, sources: str) -> None:
@@ -103,6 +106,20 @@ class Site:
                 pytest.fail("\n".join(f"{check.name}: {check.detail}" for check in failed))
             await asyncio.sleep(0.1)
         return probes
+
+    def external(self, mapping: str, family: Family) -> Address:
+        """What rome dials for an address that milan maps."""
+        item = self.object(f"IpMapping/milan/{mapping}")
+        assert isinstance(item, IpMapping)
+        found = self.chosen.external(item)
+        assert found is not None
+        return self.between("rome", "milan", family).dial(found)
+
+    def address(self, ref: str, family: Family) -> Address:
+        """The address of a node or pod."""
+        item = self.object(ref)
+        assert isinstance(item, Node | Pod)
+        return next(address for address in item.addresses if address.family == family)
 
     def between(self, here: str, there: str, family: Family) -> Between:
         """The peering of two clusters."""

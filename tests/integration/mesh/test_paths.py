@@ -16,7 +16,7 @@ from functools import partial
 
 import pytest
 
-from schemas.topology import Cluster, IpMapping, Node, Peering, Pod
+from schemas.topology import Cluster, Node, Peering, Pod
 from schemas.values import FAMILIES, IPV4, IPV6, Address, Family
 from services.cli.lab import namespaces
 from services.cli.lab.crossing import from_node
@@ -25,10 +25,10 @@ from services.cli.lab.layout import PREFIX
 from services.cli.lab.probe import Probe
 from tests.captures import Packet, capture
 from tests.hosts import NO_GENEVE, has_geneve
-from tests.integration.mesh.site import OUTSIDE, WAIT_S, Site
+from tests.integration.mesh.site import AWARE, OUTSIDE, WAIT_S, Site
 from tests.speakers import opened, received
 
-pytestmark = [pytest.mark.privileged, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.privileged
 
 OVERLAY_PORTS = {"vxlan": 4789, "geneve": 6081}
 SITES = [pytest.param(site, id="-".join(site)) for site in itertools.product(OVERLAY_PORTS, ("per-node", "shared"))]
@@ -100,22 +100,32 @@ async def test_the_far_end_sees_the_right_addresses(site: Site, family: Family, 
 
 async def test_an_outsider_sees_the_node_that_leads_to_it(site: Site, family: Family) -> None:
     """A pod of rome dials what milan maps to an address outside, which knows neither: it answers the node's own address."""
-    mapping = site.object(f"IpMapping/milan/outside-{family}")
-    assert isinstance(mapping, IpMapping)
-    external = site.chosen.external(mapping)
-    assert external is not None
-    dial = site.between("rome", "milan", family).dial(external)
-    node = site.object("Node/milan/worker-2")
-    assert isinstance(node, Node)
     with opened("rome.pod.shop", family) as client, opened("underlay", family, address=OUTSIDE[family]) as server:
-        sender = await spoken(client, server, dial)
-    assert sender[0] in node.addresses
+        sender = await spoken(client, server, site.external(f"outside-{family}", family))
+    assert sender[0] == site.address("Node/milan/worker-2", family)
+
+
+async def test_an_outsider_that_knows_the_way_speaks_as_its_external_address(site: Site, family: Family) -> None:
+    """It sees rome's pod as milan does, and the pod hears it from the address that rome dials, whoever of the two begins."""
+    seen, pod = (
+        site.external(f"aware-{family}", family),
+        site.between("milan", "rome", family).dial(site.address("Endpoint/rome/shop", family)),
+    )
+    way = [pod.host_prefix, "via", site.address("Node/milan/worker-2", family), "dev", "br0", "onlink", "src", AWARE[family]]
+    site.run("underlay", "ip", f"-{family}", "route", "add", *way)
+    try:
+        for begins in ("pod", "outsider"):
+            with opened("rome.pod.shop", family) as near, opened("underlay", family, address=AWARE[family]) as far:
+                sender = await spoken(near, far, seen) if begins == "pod" else await spoken(far, near, pod)
+            assert sender[0] == (pod if begins == "pod" else seen)
+    finally:
+        site.run("underlay", "ip", f"-{family}", "route", "delete", *way)
 
 
 async def test_two_nodes_with_one_port_get_their_own_answers(site: Site, family: Family, overlay_and_sources: tuple[str, str]) -> None:
     """Both nodes of milan send from the same port to the same port of turin's pod at once: each hears what it said, and nothing else."""
     near = (opened(f"milan.worker-{which}", family, port=40222) for which in (1, 2))
-    walks = [from_milan(site, f"worker-{which}", family) for which in (1, 2)]
+    walks = [walk_from(site, f"milan.worker-{which}", family) for which in (1, 2)]
     with contextlib.ExitStack() as stack:
         server, one, two = (stack.enter_context(each) for each in (opened("turin.pod.bank", family), *near))
         senders: dict[bytes, tuple[str, int]] = {}
@@ -135,9 +145,7 @@ async def test_two_nodes_with_one_port_get_their_own_answers(site: Site, family:
 
 async def test_a_node_port_answers_its_client(site: Site, family: Family) -> None:
     """A client outside dials a node of milan, which sends it on to turin's pod; nothing of it leaves the node in clear."""
-    walk, node = from_milan(site, "worker-1", family), site.object("Node/milan/worker-1")
-    assert isinstance(node, Node)
-    address = next(address for address in node.addresses if address.family == family)
+    walk, address = walk_from(site, "milan.worker-1", family), site.address("Node/milan/worker-1", family)
     word, target = ("ip", f"{walk.dial}:8080") if family == IPV4 else ("ip6", f"[{walk.dial}]:8080")
     rule = f"{word} daddr {address} tcp dport 30080 dnat to {target}"
     site.run("milan.worker-1", "nft", f"table inet node-ports {{ chain pre {{ type nat hook prerouting priority dstnat; {rule}; }}; }}")
@@ -228,11 +236,6 @@ def is_refused(client: socket.socket) -> bool:
     except BlockingIOError:
         return False
     return False
-
-
-def from_milan(site: Site, node: str, family: Family) -> Walk:
-    """How packets of a node of milan reach turin's pod."""
-    return walk_from(site, f"milan.{node}", family)
 
 
 def walk_from(site: Site, place: str, family: Family) -> Walk:

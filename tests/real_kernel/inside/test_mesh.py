@@ -14,7 +14,7 @@ from services.planner import names
 from tests.real_kernel.inside.mesh import Mesh
 from tests.topologies import example
 
-pytestmark = [pytest.mark.privileged, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.privileged
 
 
 def small() -> list[Topology]:
