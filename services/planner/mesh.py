@@ -88,9 +88,12 @@ def endpoints(cluster: Cluster, node: Node) -> tuple[Endpoint, ...]:
 
 
 def endpoint(cluster: Cluster, families: Iterable[Family], there: Node) -> Endpoint | None:
-    """Where a node with underlay addresses of these families finds another one; None when it has no way, or learns it."""
+    """Where a node with underlay addresses of these families finds another one; None when it has no way, or learns it.
+
+    A name is given as it is: which family it has, the node finds out.
+    """
     found = {each.family: each for each in endpoints(cluster, there)}
-    return next((found[family] for family in FAMILIES if family in found and family in families), None)
+    return found[None] if None in found else next((found[family] for family in FAMILIES if family in found and family in families), None)
 
 
 def device_overhead(node: Node) -> int:

@@ -179,8 +179,8 @@ def _blockers(state: State, cluster: Cluster, but: str = "") -> Iterator[Prefix]
 
 def _places(host: Node | Gateway) -> tuple[Address, ...]:
     """Where a host is sent outer packets."""
-    given = host.endpoint if isinstance(host, Node) else None
-    return (*host.addresses, given.address) if given is not None else host.addresses
+    given = host.endpoint.address if isinstance(host, Node) and host.endpoint is not None else None
+    return (*host.addresses, given) if given is not None else host.addresses
 
 
 def _in_use(state: State, place: PeeringId, remap: Remap) -> bool:

@@ -51,8 +51,8 @@ def _met(item: Node | Gateway, attachment: Attachment, state: State) -> Iterator
 def _places(item: Node | Gateway) -> Iterator[tuple[str, Address]]:
     """Where a host is sent outer packets: fields and addresses."""
     yield from ((f"$.addresses[{index}]", address) for index, address in enumerate(item.addresses))
-    if isinstance(item, Node) and item.endpoint is not None:
-        yield "$.endpoint", item.endpoint.address
+    if isinstance(item, Node) and item.endpoint is not None and (address := item.endpoint.address) is not None:
+        yield "$.endpoint", address
 
 
 def _at_work(item: Gateway, own: Attachment, state: State) -> Iterator[Problem]:

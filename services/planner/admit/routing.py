@@ -158,8 +158,8 @@ def _underlay(cluster: str, state: State) -> Iterator[tuple[Address, str]]:
     for host in state.hosts_of(cluster):
         if (known := state.host(host)) is not None:
             yield from ((address, known.ref) for address in known.addresses)
-            if isinstance(known, Node) and known.endpoint is not None:
-                yield known.endpoint.address, known.ref
+            if isinstance(known, Node) and known.endpoint is not None and (place := known.endpoint.address) is not None:
+                yield place, known.ref
     for attachment in state.attachments[cluster].values():
         far = state.gateways[attachment.far.cluster].get(attachment.far.gateway)
         given = attachment.far.endpoint.address if attachment.far.endpoint is not None else None

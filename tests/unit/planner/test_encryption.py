@@ -159,6 +159,13 @@ def test_endpoints_by_family_by_word_and_by_hearsay() -> None:
     }
 
 
+def test_a_node_behind_a_name_is_found_by_it() -> None:
+    """The planner hands the name on to every peer, of whatever family, and looks nothing up."""
+    named = node("worker-2", 2, endpoint=Endpoint("worker-2.example.net:999"))
+    plans = settled_plans([cluster("rome", encryption="wireguard"), node("worker-1", 1), named, key(1), key(2)])
+    assert peers(list(plans[ONE].objects().values()))["222"].endpoint == "worker-2.example.net:999"
+
+
 @pytest.mark.parametrize(
     "addresses,native,overlay",
     [(("172.18.0.11",), 1440, {1390}), (("172.18.0.11", "2001:db8::11"), 1420, {1370, 1350}), (("2001:db8::11",), 1420, {1350})],
