@@ -130,7 +130,7 @@ table ip foreign {
     }
     chain forward {
         type filter hook forward priority filter + 5; policy accept;
-        ip saddr @known meta mark set 0x77
+        ip saddr @known meta mark set meta mark and 0xffffff00 or 0x77
         iifname "eth9" drop
     }
 }
@@ -143,15 +143,21 @@ table inet meshmarked {
 """
 FOREIGN_IP = """
 rule add priority 500 to 192.0.2.0/24 lookup 100
-rule add priority 900 from 192.0.2.7 lookup 100
-rule add priority 901 fwmark 0x1234 lookup 7002 protocol static
+rule add priority 899 from 192.0.2.7 lookup 100
+rule add priority 902 fwmark 0x34/0xff lookup 7003 protocol static
 route add 192.0.2.0/24 dev eth0 scope link
 route add unreachable 10.45.0.0/16 metric 4278198272 protocol static
 route add 10.46.0.0/16 via 169.254.1.1 dev eth0 onlink metric 77 protocol bird
 route add default via 169.254.1.1 dev eth0 onlink table 100 protocol static
-route add 198.51.100.0/24 via 169.254.1.1 dev eth0 onlink table 7001 protocol static
-route add 198.51.100.0/24 via 169.254.1.1 dev eth0 onlink table 7010 protocol static
+route add 198.51.100.0/24 via 169.254.1.1 dev eth0 onlink table 7003 protocol static
 """
+MEETING_IP = """
+rule {verb} priority 900 from 192.0.2.7 lookup 100
+rule {verb} priority 901 fwmark 0x1234 lookup 7002 protocol static
+route {verb} 198.51.100.0/24 via 169.254.1.1 dev eth0 onlink table 7001 protocol static
+route {verb} 198.51.100.0/24 via 169.254.1.1 dev eth0 onlink table 7010 protocol static
+"""
+"""Numbers of a peering's own: with these there it would not come in."""
 SITES = ("oslo", "turin")
 
 
@@ -183,11 +189,15 @@ def joined() -> Peering:
     return Peering(name=Name("oslo-turin"), cluster=Name("oslo"), ends=tuple(ends), tunnels=2)
 
 
+def by_ip(mesh, host: str, lines: str) -> None:
+    for line in lines.strip().splitlines():
+        mesh.run(host, "ip", *line.split())
+
+
 def put_foreign(mesh, host: str) -> None:
     """What other programs of a host keep in its kernel, close to where meshmark works; and sysctls that are not meshmark's choice."""
     mesh.run(host, "nft", FOREIGN_NFT)
-    for line in FOREIGN_IP.strip().splitlines():
-        mesh.run(host, "ip", *line.split())
+    by_ip(mesh, host, FOREIGN_IP)
     forwarding = "net.ipv4.conf.eth0.forwarding=1"  # on a host that does not forward as a whole: turning that on and off resets it
     mesh.run(host, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=2", "net.ipv4.fib_multipath_hash_policy=1", forwarding)
 
@@ -203,7 +213,8 @@ def foreign(mesh, host: str) -> list[str]:
 
 async def test_a_removed_peering_leaves_hosts_as_they_were(mesh, live):
     """Two sites are joined, parted, joined again. Parted, each of their hosts is what it was before, byte for byte: tables, rules, routes,
-    links, addresses and sysctls. What others keep there never changes, and another peering's flows lose nothing all the while."""
+    links, addresses and sysctls. What others keep there never changes, not even what they put at our own numbers meanwhile, and another
+    peering's flows lose nothing all the while."""
     hosts = [f"{site}.{host}" for site in SITES for host in ("edge", "worker")]
     async with live.undisturbed(*ACROSS):
         await live.publish(*sites())
@@ -213,7 +224,13 @@ async def test_a_removed_peering_leaves_hosts_as_they_were(mesh, live):
         await live.publish(joined())
         assert sum("turin" in check.name for check in await live.carries()) == 4
         assert {host: foreign(mesh, host) for host in hosts} == others
+        for host in hosts:
+            by_ip(mesh, host, MEETING_IP.format(verb="add"))
+        met = {host: foreign(mesh, host) for host in hosts}
         await live.delete(joined())
+        assert {host: foreign(mesh, host) for host in hosts} == met
+        for host in hosts:
+            by_ip(mesh, host, MEETING_IP.format(verb="del"))
         after = {host: mesh.state(host) for host in hosts}
         for host in hosts:
             for what, text in before[host].items():
