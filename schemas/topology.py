@@ -42,6 +42,11 @@ class DriftPolicy(Strict, frozen=True, kw_only=True):
     nft: Policy = "repair"
     rule: Policy = "repair"
     route: Policy = "repair"
+    link: Policy = "repair"
+    address: Policy = "repair"
+    neighbour: Policy = "repair"
+    wireguard: Policy = "repair"
+    sysctl: Policy = "repair"
 
 
 class Marks(Strict, frozen=True, kw_only=True):

@@ -58,9 +58,9 @@ def peering(tunnels: int = 3, **changes: object) -> Peering:
     return Peering(name=Name("rome-milan"), cluster=Name("rome"), **{**fields, **changes})  # type: ignore[arg-type]
 
 
-def keys() -> list[Topology]:
+def keys(rome: Key = ROME_KEY) -> list[Topology]:
     return [
-        PublicKey(name=Name("gateway"), cluster=Name("rome"), key=ROME_KEY),
+        PublicKey(name=Name("gateway"), cluster=Name("rome"), key=rome),
         PublicKey(name=Name("gateway"), cluster=Name("milan"), key=MILAN_KEY),
     ]
 

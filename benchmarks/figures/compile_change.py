@@ -79,6 +79,9 @@ class SilentKernel:
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         del batch, marker
 
+    def links(self) -> Mapping[str, bool]:
+        return {}
+
     def marker(self) -> Marker | None:
         return None
 

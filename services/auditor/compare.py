@@ -1,7 +1,8 @@
 """Plan against kernel, object by object. Pure.
 
 What is compared is the kernel's own normal form on both sides: how it lists what it holds, and how it would list the plan. One cause gives
-one finding: a table that is gone stands for all that was in it. While a unit is on its way to another digest, its objects are no drift.
+one finding: a table that is gone stands for all that was in it, and ``causes`` does the like for links, addresses and peers. While a unit
+is on its way to another digest, its objects are no drift.
 """
 
 from __future__ import annotations
@@ -10,39 +11,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from schemas import codec
 from schemas.drift import DriftLayer
-from schemas.host_objects import NftTable, PlanObject
+from schemas.host_objects import NftTable, PlanObject, WireguardLink
 from schemas.plan import HostPlan, unit_tag
+from services.auditor.causes import by_cause
+from services.auditor.findings import LAYERS, Finding, View, show
 from services.kernel.transaction import Held, ListedChain, Marker, Observed, same
 
 MARKER_KEY = "marker"
-LAYERS: tuple[DriftLayer, ...] = ("nft", "rule", "route")
-
-
-class View(Struct, frozen=True):
-    """What is known of the kernel: how it would list the plan, how it lists what it holds, and which plan its marker names.
-
-    `reported` is the digest of each unit that the applier last said that it holds; it counts where there is no marker.
-    """
-
-    reference: Observed
-    observed: Observed
-    marker: Marker | None
-    reported: Mapping[str, str]
-
-
-class Finding(Struct, frozen=True):
-    """One difference. `wanted` and `found` are in the kernel's form, as text; empty for what is not there."""
-
-    layer: DriftLayer
-    key: str
-    wanted: str
-    found: str
-    unit: str
-    because: tuple[str, ...]
 
 
 def compare(kernel: View, plan: HostPlan, layers: AbstractSet[DriftLayer]) -> list[Finding]:
@@ -54,7 +32,7 @@ def compare(kernel: View, plan: HostPlan, layers: AbstractSet[DriftLayer]) -> li
     found = list(_missing_marker(kernel, settled, layers))
     for key, unit in wanted.items():
         item = reference[key]
-        if same(item, observed.get(key)) or unit not in settled or (_table(item) in gone and not isinstance(item, NftTable)):
+        if _holds(item, observed.get(key)) or unit not in settled or (_table(item) in gone and not isinstance(item, NftTable)):
             continue
         found.append(Finding(_layer(item), key, *_differing(item, observed.get(key)), unit, plan.because(key)))
     if settled == plan.units.keys() and not _holds_others(plan, kernel.marker):
@@ -63,7 +41,14 @@ def compare(kernel: View, plan: HostPlan, layers: AbstractSet[DriftLayer]) -> li
             for key, item in observed.items()
             if key not in wanted and not _inside_foreign(item, observed, wanted)
         )
-    return sorted(found, key=lambda finding: finding.key)
+    return sorted(by_cause(found, kernel, plan), key=lambda finding: finding.key)
+
+
+def _holds(wanted: Held, found: Held | None) -> bool:
+    """Whether the kernel holds what is wanted; any WireGuard key will do while the planner does not know the host's."""
+    if isinstance(wanted, WireguardLink) and wanted.public_key is None and isinstance(found, WireguardLink):
+        found = replace(found, public_key=None)
+    return same(wanted, found)
 
 
 def _differing(wanted: Held, found: Held | None) -> tuple[str, str]:
@@ -72,11 +57,6 @@ def _differing(wanted: Held, found: Held | None) -> tuple[str, str]:
         missing, added = Counter(wanted.rules) - Counter(found.rules), Counter(found.rules) - Counter(wanted.rules)
         return "\n".join(missing.elements()), "\n".join(added.elements())
     return show(wanted), show(found)
-
-
-def show(item: Held | None) -> str:
-    """An object as one line of JSON."""
-    return codec.encode(item).decode() if item is not None else ""
 
 
 def _settled(plan: HostPlan, kernel: View) -> AbstractSet[str]:
@@ -96,14 +76,18 @@ def _missing_marker(kernel: View, settled: AbstractSet[str], layers: AbstractSet
 
 
 def _inside_foreign(item: Held, observed: Observed, wanted: Mapping[str, str]) -> bool:
-    """True for what lies in a table that is itself not wanted: the table stands for it."""
-    table = _table(item)
+    """True for what lies in a table or on a link that is itself not wanted, which stands for it."""
+    table, link = _table(item), f"link {getattr(item, 'link', '')}"
+    if link in observed and link not in wanted:
+        return True
     return table is not None and not isinstance(item, NftTable) and f"table {table}" in observed and f"table {table}" not in wanted
 
 
 def _owner(item: Held, wanted: Mapping[str, str], reference: Observed) -> str:
-    """The unit whose table an addition was made to."""
-    table = _table(item)
+    """The unit whose table or link an addition was made to."""
+    table, link = _table(item), getattr(item, "link", None)
+    if link is not None:
+        return wanted.get(f"link {link}", "")
     return next((unit for key, unit in wanted.items() if table is not None and _table(reference[key]) == table), "")
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from schemas.drift import DriftEvent, DriftLayer, DriftState, Suspect
 from schemas.values import Name
-from services.auditor.compare import Finding
+from services.auditor.findings import Finding
 
 CONTESTED_AFTER = 3
 """Raised so often within the window, a difference is contested: somebody else keeps making it."""
@@ -50,7 +50,9 @@ class Ledger:
             known = self._open.get(key)
             if known is None:
                 events.append(self._raise(finding, now_s, suspects.get(finding.layer), generation))
-            elif (known.finding.wanted, known.finding.found) != (finding.wanted, finding.found):
+            elif (known.finding.wanted, known.finding.found) == (finding.wanted, finding.found):
+                known.finding = finding
+            else:
                 known.finding, known.suspect = finding, suspects.get(finding.layer)
                 known.count += 1
                 events.append(self._event(known, "changed", now_s, generation))
@@ -70,13 +72,21 @@ class Ledger:
         return DriftEvent(self._cluster, self._host, layer, f"layer {layer}", state, found=reason, first_seen_s=now_s, at_s=now_s)
 
     def repair_delay_s(self, layers: Iterable[DriftLayer], now_s: float) -> float | None:
-        """How long to wait before the next repair of these layers: 0 at first, longer where it is contested, None when nothing is open."""
+        """How long to wait before the next repair of these layers: 0 at first, longer where it is contested, None when nothing is open.
+
+        A difference counts for the layers that it carries, too: routes come back to a link that is up again, whoever looks after the link.
+        """
         wanted = set(layers)
-        counts = [len(self._recent(key, now_s)) for key, item in self._open.items() if item.finding.layer in wanted]
+        counts = [len(self._recent(key, now_s)) for key, item in self._open.items() if wanted & {item.finding.layer, *item.finding.carries}]
         if not counts:
             return None
         excess = max(counts) - CONTESTED_AFTER
         return 0.0 if excess < 0 else float(min(_REPAIR_FIRST_S * 2**excess, _REPAIR_MAX_S))
+
+    def is_open(self, layers: Iterable[DriftLayer]) -> bool:
+        """Whether a difference of one of these layers is open."""
+        wanted = set(layers)
+        return any(item.finding.layer in wanted for item in self._open.values())
 
     def open_by_layer(self, layer: DriftLayer) -> int:
         return sum(item.finding.layer == layer for item in self._open.values())

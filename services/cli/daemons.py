@@ -65,6 +65,9 @@ class AuditorFlags(HostFlags):
     """Settings of an auditor."""
 
     resync_s: Annotated[float | None, Parameter(help="Period of the full pass, in seconds [default: 300]")] = None
+    quiet_s: Annotated[
+        float | None, Parameter(help="Period of the look at WireGuard and sysctls, which have no events, in seconds [default: 10]")
+    ] = None
 
 
 def register(app: App) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from schemas.drift import DriftEvent
-from schemas.host_objects import NftObject, PlanObject
+from schemas.host_objects import NftObject, OnLink, PlanObject, Route, Sysctl
 from schemas.plan import HostPlan, digest_of
 from schemas.status import ApplyReport
 from schemas.topology import KINDS, Topology
@@ -104,10 +104,17 @@ def standing(plan: HostPlan, unit: str, report: ApplyReport | None) -> Standing:
 
 
 def drift_of(host: HostId, key: str, item: PlanObject, events: Iterable[DriftEvent]) -> DriftEvent | None:
-    """The open difference that concerns the object: its own, its table's (which stands for all in it), or its layer's."""
+    """The open difference that concerns the object: its own, its layer's, or that of what stands for it: its table, a link it needs."""
     keys = {key, f"layer {item.layer}"}
-    if isinstance(item, NftObject):
-        keys.add(f"table {item.table}")
+    match item:
+        case Route():
+            keys |= {f"link {hop.link}" for hop in item.hops}
+        case Sysctl():
+            keys |= {f"link {item.link}"}
+        case _ if isinstance(item, OnLink):
+            keys.add(f"link {item.link}")
+        case _ if isinstance(item, NftObject):
+            keys.add(f"table {item.table}")
     return next((event for event in events if (event.cluster, event.host) == host and event.key in keys), None)
 
 

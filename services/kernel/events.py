@@ -24,7 +24,7 @@ from typing import Literal, Self
 from msgspec import Struct
 
 from schemas.host_objects import OWN_TABLE_PREFIX
-from services.kernel.netlink import BE32, NETLINK_NETFILTER, NETLINK_ROUTE, attributes, messages_with_sender, text_of
+from services.kernel.netlink import BE32, NETLINK_NETFILTER, NETLINK_ROUTE, U32, attributes, messages_with_sender, text_of
 from services.kernel.nft.text import SCRATCH_PREFIX
 
 EventLayer = Literal["nft", "link", "address", "rule", "route", "all"]
@@ -42,6 +42,8 @@ _ROUTE_LAYERS: dict[int, tuple[EventLayer, str]] = {
     32: ("rule", "new"),
     33: ("rule", "delete"),
 }
+_IFINFO_BYTES, _FLAGS_AT, _INDEX_AT, _IFNAME, _UP = 16, 8, 4, 3, 0x1  # struct ifinfomsg and ifaddrmsg, IFLA_IFNAME, IFF_UP
+_AF_BRIDGE = 7
 _NFT_SUBSYSTEM, _NEWGEN = 10, 15
 _NFGEN_BYTES = 4
 _GEN_PID, _GEN_NAME = 2, 3
@@ -53,13 +55,18 @@ _CHOSEN_PORTS = 1 << 31
 
 
 class KernelEvent(Struct, frozen=True):
-    """One change that was seen. `pid` is 0 when nobody is suspected. `kind` is ``new``, ``delete``, ``transaction`` or ``overrun``."""
+    """One change that was seen. `pid` is 0 when nobody is suspected.
+
+    `kind` is ``new``, ``delete``, ``transaction`` or ``overrun``, and of a link that is not up ``down``. `link` is the name of the link
+    that changed, or whose address did; empty for other layers, and where an address went with its link.
+    """
 
     layer: EventLayer
     pid: int = 0
     process_name: str | None = None
     overrun: bool = False
     kind: str = ""
+    link: str = ""
 
 
 class EventSource:
@@ -141,12 +148,32 @@ class EventSource:
 
 def route_events(data: bytes) -> Iterator[KernelEvent]:
     """The rtnetlink changes in one datagram."""
-    for kind, sender, _ in messages_with_sender(data):
+    for kind, sender, body in messages_with_sender(data):
         if kind in _ROUTE_LAYERS:
             layer, verb = _ROUTE_LAYERS[kind]
             # Ports that the kernel chose have the first bit; those of libnl and pyroute2 count their process's sockets above its number.
             pid = sender % _PID_MAX if sender < _CHOSEN_PORTS else 0
-            yield KernelEvent(layer, pid, process_name(pid), kind=verb)
+            if layer == "link":
+                verb = _link_verb(verb, body)
+            yield KernelEvent(layer, pid, process_name(pid), kind=verb, link=_link_of(layer, body))
+
+
+def _link_verb(verb: str, body: bytes) -> str:
+    if body[0] == _AF_BRIDGE:  # a port that came to a bridge or left one: the link itself is where it was
+        return "new"
+    return "down" if verb == "new" and not U32.unpack_from(body, _FLAGS_AT)[0] & _UP else verb
+
+
+def _link_of(layer: EventLayer, body: bytes) -> str:
+    """The link that an rtnetlink message of links or addresses is about; addresses name it by number."""
+    if layer == "link":
+        return text_of(attributes(body, _IFINFO_BYTES).get(_IFNAME, b""))
+    if layer != "address":
+        return ""
+    try:
+        return socket.if_indextoname(U32.unpack_from(body, _INDEX_AT)[0])
+    except OSError:
+        return ""
 
 
 def process_name(pid: int) -> str | None:

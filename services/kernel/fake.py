@@ -43,7 +43,7 @@ from services.kernel.peers import as_planned, refusal, sorted_prefixes
 from services.kernel.port import ALL_LAYERS, Flow, PeerSeen
 from services.kernel.routes import check as check_route
 from services.kernel.routes import in_kernel_form
-from services.kernel.sysctls import normal
+from services.kernel.sysctls import general_of, normal, stricter
 from services.kernel.transaction import Change, Held, Listed, Marker, Observed
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Waiting
 
@@ -79,12 +79,20 @@ class FakeKernel:
     """``port.Kernel`` over a `FakeHost`.
 
     `fail` is asked before every change, also those of a batch. An error that it returns is raised instead of making the change; an
-    OutcomeUnknown is raised after making it, since that is the case which callers forget.
+    OutcomeUnknown is raised after making it, since that is the case which callers forget. With `looks_only` it is the kernel of a process
+    that has no private key.
     """
 
-    def __init__(self, host: FakeHost | None = None, fail: Callable[[Change], Exception | None] = lambda _change: None) -> None:
+    def __init__(
+        self,
+        host: FakeHost | None = None,
+        fail: Callable[[Change], Exception | None] = lambda _change: None,
+        *,
+        looks_only: bool = False,
+    ) -> None:
         self.host = host or FakeHost()
         self.fail = fail
+        self._looks_only = looks_only
         self._public = public_key(self.host.private_key)
 
     def capabilities(self) -> Capabilities:
@@ -98,8 +106,12 @@ class FakeKernel:
         if "wireguard" in layers:
             found |= as_planned({key: item for key, item in found.items() if isinstance(item, WireguardPeer)}, wanted)
         if "sysctl" in layers:
-            names = {item.name for item in wanted.values() if isinstance(item, Sysctl)} | set(self.host.kept_sysctls)
-            found |= {f"sysctl {name}": Sysctl(name, value) for name in sorted(names) if (value := self._sysctl(name)) is not None}
+            names = {item.name for item in wanted.values() if isinstance(item, Sysctl)}
+            names |= set() if self._looks_only else set(self.host.kept_sysctls)
+            for name in sorted(names):
+                if (value := self._sysctl(name)) is not None:
+                    general = general_of(name)
+                    found[f"sysctl {name}"] = Sysctl(name, stricter(value, self._sysctl(general)) if general else value)
         return found
 
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
@@ -135,6 +147,9 @@ class FakeKernel:
         self.host.commits += 1
         if errors:
             raise errors[0]
+
+    def links(self) -> Mapping[str, bool]:
+        return {name: not isinstance(self.host.objects.get(f"link {name}"), Listed) for name in self.host.links()}
 
     def marker(self) -> Marker | None:
         return self.host.marker
@@ -264,8 +279,9 @@ class FakeKernel:
             raise Permanent(msg)
         if change.subject.layer == "sysctl":
             name = change.key.removeprefix("sysctl ")
-            if name in self.host.kept_sysctls:
-                self.host.sysctls[name] = self.host.kept_sysctls.pop(name)
+            value = self.host.kept_sysctls.pop(name, None)
+            if value is not None and self._sysctl(name) is not None:
+                self.host.sysctls[name] = value
         elif change.subject.layer == "link":
             self._remove_link(change.key.removeprefix("link "))
         else:
@@ -276,6 +292,7 @@ class FakeKernel:
         """A link takes what is on it and its routes along; an IPv4 route over several links goes with the first, of IPv6 one its hop."""
         if self.host.objects.pop(f"link {name}", None) is None:
             return
+        self.host.sysctls = {other: value for other, value in self.host.sysctls.items() if Sysctl(other, value).link != name}
         for key, item in list(self.host.objects.items()):
             member = isinstance(item, OnLink) and item.link == name
             hops = item.hops if isinstance(item, Route) else ()
@@ -303,8 +320,8 @@ class FakeKernel:
     # Sysctls and normal forms --------------------------------------------------------------------------------------------------------
 
     def _sysctl(self, name: str) -> str | None:
-        parts = name.split("/")
-        if len(parts) > 4 and parts[2] in ("conf", "neigh") and parts[3] not in {"all", "default", *self.host.links()}:  # noqa: PLR2004
+        link = Sysctl(name, "").link
+        if link and link not in self.host.links():
             return None
         return self.host.sysctls.get(name, _DEFAULT_SYSCTL)
 
@@ -325,7 +342,7 @@ class FakeKernel:
             case Route():
                 return in_kernel_form(item)
             case WireguardLink():
-                return replace(item, public_key=self._public)
+                return item if self._looks_only else replace(item, public_key=self._public)
             case WireguardPeer():
                 return replace(item, allowed_ips=sorted_prefixes(item.allowed_ips))
             case _:

@@ -41,9 +41,13 @@ _BY_DEVICE: frozenset[Layer] = frozenset(("link", "address", "neighbour", "wireg
 
 
 class LinuxKernel:
-    """The kernel of the namespace that the calling thread is in. `state_dir` holds the private key and the sysctls' old values."""
+    """The kernel of the namespace that the calling thread is in.
 
-    def __init__(self, state_dir: Path) -> None:
+    `state_dir` holds the private key and the sysctls' old values. None is for a process that only looks, and is to see no private key of
+    ours: it gives WireGuard links with the public key that they have, and wanted ones with the one that the plan knows.
+    """
+
+    def __init__(self, state_dir: Path | None) -> None:
         self._netlink = NetlinkSocket(NETLINK_ROUTE)
         self._library = Library()
         links = rtnetlink(self._library)
@@ -129,6 +133,9 @@ class LinuxKernel:
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         self._engine.commit(batch, marker)
 
+    def links(self) -> Mapping[str, bool]:
+        return {name: device.up for name, device in self._links.devices().items()}
+
     def marker(self) -> Marker | None:
         return self._engine.marker()
 
@@ -161,7 +168,7 @@ class LinuxKernel:
             case Route():
                 return in_kernel_form(item)
             case WireguardLink():
-                return replace(item, public_key=self._keys.public())
+                return replace(item, public_key=self._keys.public()) if self._keys.is_ours else item
             case WireguardPeer():
                 return replace(item, allowed_ips=sorted_prefixes(item.allowed_ips))
             case _:

@@ -100,6 +100,10 @@ class Kernel(Protocol):
         """
         ...
 
+    def links(self) -> Mapping[str, bool]:
+        """Every link of the namespace by name, ours and others', and whether it is up."""
+        ...
+
     def marker(self) -> Marker | None:
         """Which plan the kernel says it holds."""
         ...

@@ -5,7 +5,8 @@ Owns the sysctls whose value it changed. The kernel keeps no owner for them, so 
 after a restart. A sysctl that had the wanted value already is never written and never owned. Turning forwarding on or off makes the
 kernel set other sysctls too (inet_forward_change in net/ipv4/devinet.c, addrconf_fixup_forwarding in net/ipv6/addrconf.c): what those were
 is kept and given back as well. With IPv6 forwarding on, the kernel forgets the default routes that it learned from router advertisements:
-links that took these are told to go on (``accept_ra`` 2 for 1), or a host would lose its way out. Fails with Permanent where /proc/sys is
+links that took these are told to go on (``accept_ra`` 2 for 1), or a host would lose its way out. A link's
+``rp_filter`` is read as what is in force, which is the larger of its own and that of ``all``. Fails with Permanent where /proc/sys is
 read-only (as in most containers) and names what to set outside; with Waiting where the interface that a name speaks of is not there yet.
 """
 
@@ -36,8 +37,9 @@ _ALONG = " > "
 class Sysctls:
     """Reads and writes sysctls, and keeps what they were."""
 
-    def __init__(self, state_dir: Path, proc: Path = _PROC) -> None:
-        self._file = state_dir / "sysctls.json"
+    def __init__(self, state_dir: Path | None, proc: Path = _PROC) -> None:
+        """`state_dir` is None for a process that only looks: it sees what is wanted, and not what else was changed."""
+        self._folder = state_dir
         self._proc = proc
 
     def read(self, wanted: Mapping[str, PlanObject]) -> dict[str, Sysctl]:
@@ -48,7 +50,8 @@ class Sysctls:
         for name in sorted(names):
             value = self._value(name)
             if value is not None:
-                item = Sysctl(name, value)
+                general = general_of(name)
+                item = Sysctl(name, stricter(value, self._value(general)) if general else value)
                 found[item.key] = item
         return found
 
@@ -144,7 +147,16 @@ class Sysctls:
             raise Permanent(msg)
         return self._proc / name
 
+    @property
+    def _file(self) -> Path:
+        if self._folder is None:
+            msg = "a process that only looks at the kernel changes no sysctls"
+            raise Permanent(msg)
+        return self._folder / "sysctls.json"
+
     def _kept(self) -> dict[str, str]:
+        if self._folder is None:
+            return {}
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=dict[str, str])
         except FileNotFoundError:
@@ -158,6 +170,18 @@ class Sysctls:
             write_durably(self._file, msgspec.json.format(msgspec.json.encode(dict(sorted(kept.items())))), 0o644)
         except OSError as error:
             raise mapped(error, f"keep sysctls' old values in {self._file}") from error
+
+
+def general_of(name: str) -> str | None:
+    """The sysctl of all links that counts as well for this one of a single link, the larger of the two in force; None for all others."""
+    parts = name.split("/")
+    is_checked = parts[:3] == ["net", "ipv4", "conf"] and parts[4:] == ["rp_filter"] and parts[3] not in ("all", "default")
+    return "net/ipv4/conf/all/rp_filter" if is_checked else None
+
+
+def stricter(value: str, general: str | None) -> str:
+    """What is in force of two values of rp_filter (fib_validate_source and IN_DEV_RPFILTER, include/linux/inetdevice.h)."""
+    return str(max(int(value), int(general or 0)))
 
 
 def normal(value: str) -> str:

@@ -2,7 +2,8 @@
 
 Owns devices with our alias and all peers on them; found after a restart by the alias, and told apart by kind (``wireguard`` is the
 module's, ``tun`` with a UAPI socket is wireguard-go's). A device that holds another private key than the host's (``wireguard_key``) is
-`Listed`, which is always a difference.
+`Listed`, which is always a difference. A process without the key tells devices by their public keys instead, and takes one that does not
+answer it for unreadable.
 
 Peers are changed one by one and never replaced as a whole, which would cut their sessions; those of one device go to it together. An
 endpoint is written only for a new peer, when the plan's endpoint changed, or when the one that a device has learned works no more: while a
@@ -26,7 +27,7 @@ from services.kernel.port import PeerSeen
 from services.kernel.survey.ports import in_use
 from services.kernel.transaction import Change, Held, Listed
 from services.kernel.wireguard_device import DeviceState, Implementation, PeerChange, Settings
-from services.kernel.wireguard_key import KeyFile, raw_key
+from services.kernel.wireguard_key import KeyFile, public_half, raw_key
 from services.runtime.errors import Conflict, MeshmarkError, Permanent, Transient, Waiting
 
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ECONNREFUSED)
@@ -52,6 +53,11 @@ class Wireguard:
         found: dict[str, Held] = {}
         for device in self._own(devices):
             state = self._state(device)
+            if state is None and not self._keys.is_ours:
+                if self._links.device(device.name) is None:
+                    continue
+                msg = f"cannot read WireGuard device {device.name}: it does not answer; is its socket's folder to be seen here?"
+                raise Transient(msg)
             if "link" in layers:
                 found[f"link {device.name}"] = self._held_link(device, state)
             if "wireguard" in layers and state is not None:
@@ -64,9 +70,10 @@ class Wireguard:
             return Listed("link", key, f"a device of kind {device.kind} without WireGuard behind it")
         if not device.up:
             return Listed("link", key, "down")
-        if state.private_key != self._keys.known():
+        if self._keys.is_ours and state.private_key != self._keys.known():
             return Listed("link", key, "a WireGuard device with another private key")
-        return WireguardLink(device.name, state.listen_port, device.mtu, self._keys.public(), state.fwmark)
+        public = self._keys.public() if self._keys.is_ours else public_half(state)
+        return WireguardLink(device.name, state.listen_port, device.mtu, public, state.fwmark)
 
     def peers(self, link: str) -> list[PeerSeen]:
         """The peers of an own device as they are now, by key; none for no device."""

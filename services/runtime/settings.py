@@ -57,6 +57,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
     resync_s: Seconds = 300.0
+    quiet_s: Seconds = 10.0
     shutdown_s: Seconds = 10.0
     connect_s: Seconds = 30.0
     lost_after_s: Seconds = 0.0

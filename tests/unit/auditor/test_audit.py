@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import get_args
+
 import pytest
+from msgspec import structs
 
 from schemas.drift import Suspect
-from schemas.host_objects import NftChain, NftElement, NftTable, PolicyRule, Route
-from schemas.plan import HostPlan
-from schemas.values import Prefix
+from schemas.host_objects import (
+    Layer,
+    LinkAddress,
+    NftChain,
+    NftElement,
+    NftTable,
+    PolicyRule,
+    Route,
+    Sysctl,
+    VxlanLink,
+    WireguardLink,
+    WireguardPeer,
+)
+from schemas.plan import Entry, HostPlan
+from schemas.topology import DriftPolicy
+from schemas.values import Address, Endpoint, Key, Mac, Prefix
 from services.applier.core import Applier
-from services.auditor.compare import LAYERS, MARKER_KEY, Finding, View, compare
+from services.auditor.compare import MARKER_KEY, compare
+from services.auditor.findings import LAYERS, Finding, View
 from services.auditor.ledger import CONTESTED_AFTER, WINDOW_S, Ledger
 from services.kernel.fake import FakeHost, FakeKernel
 from tests.topologies import ROME_GATEWAY, keys, settled_plans, two_clusters
 
-PLAN = settled_plans([*two_clusters(), *keys()])[ROME_GATEWAY]
+OWN_KEY = FakeKernel().public_key()
+PLAN = settled_plans([*two_clusters(), *keys(OWN_KEY)])[ROME_GATEWAY]
+PUBLIC = Key("x" * 42 + "A=")
+PEER = next(key for key, item in PLAN.objects().items() if isinstance(item, WireguardPeer) and item.link == "mt.0")
 RULE = "rule 900 fwmark 0xff00/0xff00 iif - to -"
 
 
@@ -25,10 +46,15 @@ def applied() -> FakeHost:
 
 
 def look(host: FakeHost, plan: HostPlan = PLAN, reported: dict[str, str] = PLAN.digests()) -> list[Finding]:  # noqa: B008
-    kernel = FakeKernel(host)
-    wanted = {key: item for key, item in plan.objects().items() if item.layer in LAYERS}
-    view = View(kernel.reference(wanted), kernel.read(wanted, LAYERS), kernel.marker(), reported)
+    kernel = FakeKernel(host, looks_only=True)
+    wanted = plan.objects()
+    view = View(kernel.reference(wanted), kernel.read(wanted, LAYERS), kernel.marker(), reported, kernel.links())
     return compare(view, plan, set(LAYERS))
+
+
+def test_every_layer_of_a_plan_is_compared() -> None:
+    """A layer that plans can have is one that the auditor looks at, and one that a cluster's policy names."""
+    assert set(LAYERS) == set(get_args(Layer)) == set(DriftPolicy.__struct_fields__)
 
 
 def test_what_was_applied_is_no_drift() -> None:
@@ -36,7 +62,7 @@ def test_what_was_applied_is_no_drift() -> None:
     assert look(applied()) == []
 
 
-@pytest.mark.parametrize("key", [key for key, item in PLAN.objects().items() if item.layer in LAYERS and not isinstance(item, NftTable)])
+@pytest.mark.parametrize("key", [key for key, item in PLAN.objects().items() if not isinstance(item, NftTable | Sysctl)])
 def test_each_missing_object_is_found(key: str) -> None:
     """Whatever goes missing by itself is one finding, with its unit and the topology behind it."""
     host = applied()
@@ -59,11 +85,75 @@ def test_additions_to_what_is_ours_are_found() -> None:
     """A foreign element, rule or route with our protocol is a finding without a wanted form."""
     host = applied()
     table = "meshmark.rome.rome-milan"
-    for item in (NftElement(table, "sources", "192.0.2.0/24"), PolicyRule(5, 7001), Route(7001, Prefix("192.0.2.0/24"), "unreachable", 3)):
-        host.objects[item.key] = item
+    others = VxlanLink("mo.other", 9, Address("192.0.2.1"), Address("192.0.2.2"), Mac("02:00:00:00:00:09"), 1400)
+    peer = WireguardPeer("mt.0", PUBLIC, Endpoint("192.0.2.9:51820"), (Prefix("192.0.2.0/24"),))
+    items = (
+        NftElement(table, "sources", "192.0.2.0/24"),
+        PolicyRule(5, 7001),
+        Route(7001, Prefix("192.0.2.0/24"), "unreachable", 3),
+        LinkAddress("mt.0", Address("192.0.2.7"), 32),
+        peer,
+        others,
+        LinkAddress("mo.other", Address("192.0.2.8"), 32),
+    )
+    host.objects.update({item.key: item for item in items})
     found = look(host)
     assert {finding.wanted for finding in found} == {""}
-    assert {finding.layer for finding in found} == {"nft", "rule", "route"}
+    assert sorted(finding.layer for finding in found) == ["address", "link", "nft", "route", "rule", "wireguard"], (
+        "one on an added link is not told"
+    )
+    assert {finding.unit for finding in found if finding.layer in ("nft", "address", "wireguard")} == {"peering/rome/rome-milan"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda host: replaced(host, "link mt.0", mtu=1300),
+        lambda host: replaced(host, "link mt.0", listen_port=4444),
+        lambda host: replaced(host, "link mt.0", public_key=PUBLIC),
+        lambda host: replaced(host, "link mo.worker-1", mac=Mac("02:00:00:00:00:77")),
+        lambda host: replaced(host, PEER, allowed_ips=(Prefix("10.9.0.0/16"),)),
+        lambda host: replaced(host, PEER, keepalive_seconds=7),
+        lambda host: host.sysctls.update({"net/ipv4/ip_forward": "0"}) or "sysctl net/ipv4/ip_forward",
+    ],
+    ids=["MTU", "port", "private key", "MAC", "AllowedIPs", "keepalive", "sysctl"],
+)
+def test_each_field_is_compared(change: Callable[[FakeHost], str]) -> None:
+    """A field of a link, a peer or a sysctl that somebody changed is one finding, with both values."""
+    host = applied()
+    key = change(host)
+    (finding,) = look(host)
+    assert (finding.key, finding.unit) == (key, "peering/rome/rome-milan")
+    assert finding.wanted != finding.found != ""
+
+
+def replaced(host: FakeHost, key: str, **fields: object) -> str:
+    host.objects[key] = structs.replace(host.objects[key], **fields)  # type: ignore[type-var]
+    return key
+
+
+def test_any_key_will_do_until_the_planner_knows_the_host_s() -> None:
+    """A plan from before the host published its key says nothing about the key."""
+    plan = settled_plans(two_clusters())[ROME_GATEWAY]
+    assert any(isinstance(item, WireguardLink) and item.public_key is None for item in plan.objects().values())
+    host = FakeHost()
+    Applier(FakeKernel(host), lambda: 0.0).apply(plan, 1, 1)
+    assert look(host, plan, plan.digests()) == []
+
+
+def test_the_stricter_rp_filter_counts() -> None:
+    """A link is judged by the larger of its own value and that of all links; what is stricter than wanted is drift, and nothing else."""
+    link = PLAN.objects()["link mo.worker-1"]
+    loose = Sysctl("net/ipv4/conf/mo.worker-1/rp_filter", "2")
+    plan = HostPlan(PLAN.cluster, PLAN.host, {"one": {item.key: Entry(item, ()) for item in (link, loose)}})
+    host = FakeHost(sysctls={"net/ipv4/conf/all/rp_filter": "1"})
+    Applier(FakeKernel(host), lambda: 0.0).apply(plan, 1, 1)
+    assert host.sysctls == {"net/ipv4/conf/all/rp_filter": "1", loose.name: "2"}
+    assert look(host, plan) == []
+    host.sysctls[loose.name] = "1"
+    assert [finding.key for finding in look(host, plan)] == [loose.key]
+    host.sysctls["net/ipv4/conf/all/rp_filter"] = "2"
+    assert look(host, plan) == []
 
 
 def test_a_changed_chain_shows_the_rules_that_differ() -> None:
@@ -81,7 +171,7 @@ def test_a_changed_chain_shows_the_rules_that_differ() -> None:
 def test_a_unit_on_its_way_is_no_drift() -> None:
     """While the marker names another digest than the plan, the unit's objects, old and new, are left alone."""
     host = applied()
-    newer = settled_plans([*two_clusters(3, 5), *keys()])[ROME_GATEWAY]
+    newer = settled_plans([*two_clusters(3, 5), *keys(OWN_KEY)])[ROME_GATEWAY]
     assert look(host, newer) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -14,17 +15,19 @@ from msgspec.structs import replace
 
 from schemas import codec, subjects
 from schemas.commands import Settled
-from schemas.host_objects import PolicyRule, Route
+from schemas.drift import Suspect
+from schemas.host_objects import PolicyRule, Route, Sysctl, WireguardPeer
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport, DeadTunnel, TunnelHealth
 from schemas.values import Prefix
 from services.applier.core import Applier
 from services.auditor import service
+from services.auditor.findings import LAYERS
 from services.auditor.service import AuditorService
 from services.kernel.events import KernelEvent
 from services.kernel.fake import FakeHost, FakeKernel
 from services.runtime import neighbour
-from services.runtime.errors import Transient
+from services.runtime.errors import Conflict, Transient
 from services.runtime.health import Readiness
 from services.runtime.metrics import Metrics
 from services.runtime.service import Context
@@ -35,8 +38,10 @@ from tests.unit.stubs import NODE, StubBroker, StubEvents
 GATEWAY_PLAN = settled_plans([*two_clusters(2, 3), *keys()])[ROME_GATEWAY]
 CLASS_ROUTE = next(key for key, item in GATEWAY_PLAN.objects().items() if isinstance(item, Route) and len(item.hops) > 1)
 DEAD = TunnelHealth(withdrawn=(DeadTunnel("mt.1", 5.0, "no answer"),))
+PEER = next(key for key, item in GATEWAY_PLAN.objects().items() if isinstance(item, WireguardPeer))
 PLAN = settled_plans([*two_clusters(), *keys()])[NODE]
 RULE = next(key for key, item in PLAN.objects().items() if isinstance(item, PolicyRule))
+GUARD = next(key for key, item in PLAN.objects().items() if isinstance(item, Route) and item.is_guard)
 EVENT = KernelEvent("rule", 0, None, overrun=False, kind="rule")
 DEADLINE_S = 10.0
 
@@ -70,7 +75,7 @@ class StubApplier:
 
 @contextlib.asynccontextmanager
 async def running(
-    monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel, applier: StubApplier | None, plan: HostPlan = PLAN
+    monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel, applier: StubApplier | None, plan: HostPlan = PLAN, quiet_s: float = 60.0
 ) -> AsyncIterator[StubBroker]:
     """The service while the body runs, from the moment that it knows the plan."""
     StubEvents.queue = asyncio.Queue()
@@ -80,7 +85,8 @@ async def running(
     stop = asyncio.Event()
     broker: Any = StubBroker(stop)
     broker.write(plan, 1)
-    context = Context(Settings(cluster=NODE.cluster, host=NODE.name), broker, Metrics(), Readiness("auditor"), stop, structlog.get_logger())
+    settings = Settings(cluster=NODE.cluster, host=NODE.name, quiet_s=quiet_s)
+    context = Context(settings, broker, Metrics(), Readiness("auditor"), stop, structlog.get_logger())
     async with contextlib.AsyncExitStack() as stack:
         if applier is not None:
             await stack.enter_async_context(neighbour.serving({"settle": applier.settle, "repair": applier.repair}))
@@ -165,11 +171,11 @@ async def test_what_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(kernel, "read", unreadable)
     async with running(monkeypatch, kernel, applier) as broker:
-        told = [await broker.drift.get() for _ in range(3)]
+        told = [await broker.drift.get() for _ in LAYERS]
         assert {event.state for event in told} == {"unknown"}
-        assert {event.layer for event in told} == {"nft", "rule", "route"}
+        assert {event.layer for event in told} == set(LAYERS)
         broken[0] = False
-        assert {(await broker.drift.get()).state for _ in range(3)} == {"resolved"}
+        assert {(await broker.drift.get()).state for _ in LAYERS} == {"resolved"}
     assert applier.repairs == 0
 
 
@@ -211,3 +217,93 @@ async def test_without_an_applier_its_last_report_says_what_is_withdrawn(monkeyp
         event = await broker.drift.get()
         assert (event.key, event.state) == ("route 7001 192.0.2.0/24 3", "raised")
         assert broker.drift.empty()
+
+
+async def test_what_has_no_events_is_looked_at_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that somebody removed and a sysctl that somebody set are told and repaired without any event."""
+    host = FakeHost()
+    applier = StubApplier(host, GATEWAY_PLAN)
+    peer = host.objects[PEER]
+    sysctl = next(item for item in GATEWAY_PLAN.objects().values() if isinstance(item, Sysctl))
+    async with running(monkeypatch, FakeKernel(host), applier, GATEWAY_PLAN, quiet_s=0.02) as broker:
+        del host.objects[PEER]
+        assert [((event := await broker.drift.get()).key, event.state) for _ in range(2)] == [(PEER, "raised"), (PEER, "resolved")]
+        assert host.objects[PEER] == peer
+        host.sysctls[sysctl.name] = "7"
+        told = [await broker.drift.get() for _ in range(2)]
+        assert [(event.layer, event.state) for event in told] == [("sysctl", "raised"), ("sysctl", "resolved")]
+    assert host.sysctls[sysctl.name] == sysctl.value
+
+
+async def test_a_link_that_flaps_before_it_is_looked_at_is_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time of the look the link is up: its routes that went are told as the link's, by whom, and are repaired."""
+    host = FakeHost()
+    applier = StubApplier(host)
+    routes = [key for key, item in host.objects.items() if isinstance(item, Route) and item.hops]
+    (name,) = {hop.link for key in routes for hop in PLAN.objects()[key].hops}  # type: ignore[union-attr]
+    async with running(monkeypatch, FakeKernel(host), applier) as broker:
+        for key in routes:
+            del host.objects[key]
+        StubEvents.queue.put_nowait(KernelEvent("link", 7, "ip", kind="down", link=name))
+        StubEvents.queue.put_nowait(KernelEvent("link", 8, "dhcp", kind="new", link=name))
+        told = [await broker.drift.get() for _ in range(2)]
+        assert [(event.key, event.state) for event in told] == [(f"link {name}", "raised"), (f"link {name}", "resolved")]
+        assert told[0].suspect == Suspect(7, "ip")
+        assert set(routes) <= host.objects.keys()
+        del host.objects[routes[0]]
+        StubEvents.queue.put_nowait(KernelEvent("route", kind="delete"))
+        assert (await broker.drift.get()).key == routes[0], "the link is whole again, and stands for nothing any more"
+
+
+async def test_one_layer_that_cannot_be_read_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WireGuard does not answer: that is told of its layer, and a rule that is missing is told all the same."""
+    host = FakeHost()
+    applier = StubApplier(host)
+    kernel = FakeKernel(host)
+    read, silent = kernel.read, Transient("no answer")
+
+    def partly(wanted: Any, layers: Any) -> Any:
+        if "wireguard" in layers:
+            raise silent
+        return read(wanted, layers)
+
+    monkeypatch.setattr(kernel, "read", partly)
+    async with running(monkeypatch, kernel, applier) as broker:
+        event = await broker.drift.get()
+        assert (event.key, event.state, event.found) == ("layer wireguard", "unknown", "no answer")
+        del host.objects[RULE]
+        StubEvents.queue.put_nowait(EVENT)
+        assert [((event := await broker.drift.get()).key, event.state) for _ in range(2)] == [(RULE, "raised"), (RULE, "resolved")]
+        monkeypatch.setattr(kernel, "read", read)
+        event = await broker.drift.get()
+        assert (event.key, event.state) == ("layer wireguard", "resolved")
+
+
+async def test_a_repair_in_vain_is_asked_for_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the applier cannot repair does not keep it busy; what is new is repaired at once."""
+    host = FakeHost()
+    applier = StubApplier(host)
+    kept = host.objects[RULE]
+    asked: list[float] = []
+    stuck = True
+    in_the_way = Conflict("somebody else's is in the way")
+    applier.core = Applier(FakeKernel(host, lambda change: in_the_way if stuck and change.key == RULE else None), lambda: 0.0)
+
+    async with running(monkeypatch, FakeKernel(host), applier) as broker:
+        monkeypatch.setattr(service, "_RECHECK_S", 0.05)
+        del host.objects[RULE]
+        StubEvents.queue.put_nowait(EVENT)
+        assert (await broker.drift.get()).state == "raised"
+        while len(asked) < 5:
+            applier.repaired.clear()
+            await applier.repaired.wait()
+            asked.append(asyncio.get_running_loop().time())
+        pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
+        assert pauses[3] > 2 * pauses[1]
+        stuck = False
+        del host.objects[GUARD]
+        StubEvents.queue.put_nowait(KernelEvent("route", kind="delete"))
+        told = [await broker.drift.get() for _ in range(3)]
+        assert asyncio.get_running_loop().time() - asked[-1] < pauses[3], "sooner than the next attempt at what was in vain"
+    assert {(event.key, event.state) for event in told} == {(GUARD, "raised"), (GUARD, "resolved"), (RULE, "resolved")}
+    assert host.objects[RULE] == kept

@@ -49,7 +49,7 @@ def say(value: object) -> bytes:
         (say({**NODE, "addresses": ["2001:db8::1", "2001:db8::2"]}), "$.addresses[1]", "2001:db8::2 is the second of IPv6"),
         (say({**CLUSTER, "mtu": 1279}), "$.mtu", ">= 1280"),
         (say({**CLUSTER, "overlay": "vlan"}), "$.overlay", "Invalid enum value 'vlan'"),
-        (say({**CLUSTER, "drift": {"link": "repair"}}), "$.drift", "unknown field `link`"),
+        (say({**CLUSTER, "drift": {"odd": "repair"}}), "$.drift", "unknown field `odd`"),
         (say({**PEERING, "tunnels": 65}), "$.tunnels", "<= 64"),
         (say({**PEERING, "tunnels": 2, "weights": [1]}), "$.weights", "1 weights for 2 tunnels; give one for each"),
         (say({**PEERING, "cluster": "turin"}), "$.cluster", "'turin' is at neither end"),
