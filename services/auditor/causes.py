@@ -64,12 +64,14 @@ def _links_behind(finding: Finding, view: View) -> set[str]:
 
 
 def _lost_hops(wanted: Route, held: Held | None) -> set[str]:
-    """The links of hops that a route lacks; all of them when there is no route."""
+    """The links of hops that a route lacks; all of them when there is no route. A hop that is left alone has lost its weight."""
+    hops = {(hop.link, hop.via): hop.link for hop in wanted.hops}
     if held is None:
-        return {hop.link for hop in wanted.hops}
-    if not isinstance(held, Route) or not set(held.hops) < set(wanted.hops) or replace(held, hops=wanted.hops) != wanted:
+        return set(hops.values())
+    if not isinstance(held, Route) or replace(held, hops=wanted.hops) != wanted:
         return set()
-    return {hop.link for hop in wanted.hops} - {hop.link for hop in held.hops}
+    left = {(hop.link, hop.via) for hop in held.hops}
+    return {link for hop, link in hops.items() if hop not in left} if left < hops.keys() else set()
 
 
 def _is_broken(name: str, finding: Finding, view: View) -> bool:

@@ -119,10 +119,11 @@ def test_a_link_of_somebody_else_stands_for_routes_of_ours() -> None:
 def test_an_ipv6_route_that_lost_one_hop_with_its_link() -> None:
     """The kernel takes a dead link's hop out of an IPv6 route: that, too, is the link's; a hop that a hand took out is not."""
     links = [VxlanLink(f"mo.{number}", number, Address("192.0.2.1"), Address(f"192.0.2.{number + 2}"), MAC, 1400) for number in (1, 2)]
-    route = Route(7001, Prefix("fd00:200::/32"), hops=tuple(hop(link.name, "fe80::1") for link in links))
+    hops = tuple(replace(hop(link.name, "fe80::1"), weight=3) for link in links)
+    route = Route(7001, Prefix("fd00:200::/32"), hops=hops)
     plan = planned([*links, route])
     host = applied(plan)
-    host.objects[route.key] = replace(host.objects[route.key], hops=route.hops[:1])  # type: ignore[type-var]
+    host.objects[route.key] = replace(host.objects[route.key], hops=(hop("mo.1", "fe80::1"),))  # type: ignore[type-var]
     assert [finding.key for finding in look(host, plan)] == [route.key]
     host.objects["link mo.2"] = Listed("link", "link mo.2", "down")
     assert [finding.key for finding in look(host, plan)] == ["link mo.2"]
