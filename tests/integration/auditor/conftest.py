@@ -102,6 +102,12 @@ class Watched:
         """Keys and states of the next events."""
         return [(event.key, event.state) for event in [await self.next() for _ in range(count)]]
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + SOON_S
+        while not condition():
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.05)
+
     async def is_silent(self, seconds: float = 4 * QUIET_S) -> bool:
         """Whether nothing is said for a few rounds."""
         await asyncio.sleep(seconds)
@@ -130,9 +136,13 @@ def machine(tmp_path: Path) -> Iterator[LinuxMachine]:
 def audited(machine: LinuxMachine, tmp_path: Path) -> Callable[..., None]:
     """Runs a story on a host that holds a plan of every layer, audited, with an applier beside; the drift policy is an argument."""
 
-    def run(story: Callable[[Watched], Awaitable[None]], policy: DriftPolicy = DriftPolicy()) -> None:  # noqa: B008 - a value
+    def run(
+        story: Callable[[Watched], Awaitable[None]],
+        policy: DriftPolicy = DriftPolicy(),  # noqa: B008 - a value
+        quiet_s: float = QUIET_S,
+    ) -> None:
         async def whole() -> None:
-            async with asyncio.timeout(STORY_S), _at_work(machine, tmp_path, policy) as watched:
+            async with asyncio.timeout(STORY_S), _at_work(machine, tmp_path, policy, quiet_s) as watched:
                 await story(watched)
 
         # The thread of the machine is in its namespace, and so are threads that it starts.
@@ -142,12 +152,12 @@ def audited(machine: LinuxMachine, tmp_path: Path) -> Callable[..., None]:
 
 
 @contextlib.asynccontextmanager
-async def _at_work(machine: LinuxMachine, folder: Path, policy: DriftPolicy) -> AsyncIterator[Watched]:
+async def _at_work(machine: LinuxMachine, folder: Path, policy: DriftPolicy, quiet_s: float) -> AsyncIterator[Watched]:
     loose = Sysctl(f"net/ipv4/conf/{overlay(machine.tag)}/rp_filter", "2")
     applier = Beside(folder, {**gateway_plan(machine.tag), loose.key: loose}, policy)
     stop = asyncio.Event()
     broker: Any = StubBroker(stop)
-    settings = Settings(cluster=NODE.cluster, host=NODE.name, quiet_s=QUIET_S)
+    settings = Settings(cluster=NODE.cluster, host=NODE.name, quiet_s=quiet_s)
     context = Context(settings, broker, Metrics(), Readiness("auditor"), stop, structlog.get_logger())
     try:
         await applier.repair(b"")
