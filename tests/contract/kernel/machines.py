@@ -47,6 +47,10 @@ class FakeMachine:
         self.kernel = FakeKernel(self.host)
         return self.kernel
 
+    def looking(self) -> Kernel:
+        """The kernel of a process that only looks."""
+        return FakeKernel(self.host, looks_only=True)
+
     def add_foreign(self) -> None:
         foreign = (
             NftTable("other"),
@@ -101,6 +105,9 @@ class LinuxMachine:
         self.kernel.close()
         self.kernel = self._make()
         return self.kernel
+
+    def looking(self) -> Kernel:
+        return InThread(self._thread, self._thread.submit(LinuxKernel, None).result())  # type: ignore[return-value]
 
     def run(self, command: str) -> str:
         done = subprocess.run(
