@@ -109,10 +109,14 @@ async def test_what_the_host_reports_is_told(mesh: StubBroker, capsys, said: App
         (ROUTE, "layer nft", False),
         (f"chain {TABLE} classify", f"table {TABLE}", True),
         (f"chain {TABLE} classify", "table meshmark.other", False),
+        (ROUTE, "link mo.worker-1", True),
+        (ROUTE, "link mo.worker-2", False),
+        ("address mt.0 169.254.18.1/30", "link mt.0", True),
+        ("address mt.0 169.254.18.1/30", "link mt.1", False),
     ],
 )
 async def test_open_drift_that_concerns_the_object_is_told(mesh: StubBroker, capsys, key: str, drifting: str, concerned: bool):
-    """Its own, that of the table it is in, and that its layer cannot be read; not somebody else's."""
+    """Its own, that of the table it is in or the link it needs, and that its layer cannot be read; not somebody else's."""
     layer = "nft" if key.startswith("chain") else "route"
     event = DriftEvent(Name("rome"), Name("gateway"), layer, drifting, "raised", "this", "that", first_seen_s=ADMITTED_S)
     mesh.put(subjects.drift("rome", "gateway", layer), codec.encode(event))

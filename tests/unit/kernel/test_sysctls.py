@@ -109,3 +109,26 @@ def test_a_broken_file_of_old_values_is_never_taken_for_empty(tmp_path: Path, sy
     (tmp_path / "sysctls.json").write_text("{")
     with pytest.raises(Permanent, match=r"sysctls\.json"):
         sysctls.read({})
+
+
+def test_the_larger_rp_filter_is_in_force(sysctls: Sysctls, proc: Path) -> None:
+    """A link's value is read as the kernel takes it, with that of all links; what is written is the link's alone."""
+    (proc / "net/ipv4/conf/mo.1").mkdir()
+    own, general = proc / "net/ipv4/conf/mo.1/rp_filter", proc / "net/ipv4/conf/all/rp_filter"
+    wanted = Sysctl("net/ipv4/conf/mo.1/rp_filter", "2")
+    for link, everybody, in_force in (("0", "0", "0"), ("0", "1", "1"), ("2", "1", "2"), ("1", "2", "2")):
+        own.write_text(link)
+        general.write_text(everybody)
+        assert sysctls.read({wanted.key: wanted})[wanted.key].value == in_force
+    sysctls.write(Change(None, wanted))
+    assert (own.read_text(), general.read_text()) == ("2", "2")
+    every = Sysctl("net/ipv4/conf/all/rp_filter", "0")
+    assert sysctls.read({every.key: every})[every.key].value == "2"
+
+
+def test_who_only_looks_keeps_nothing_and_sees_what_is_wanted(proc: Path, sysctls: Sysctls) -> None:
+    """Without a folder of its own, a process reads the plan's sysctls and not those that somebody changed."""
+    sysctls.write(Change(None, FORWARD))
+    looking = Sysctls(None, proc)
+    assert looking.read({}) == {}
+    assert looking.read({FORWARD.key: FORWARD}) == {FORWARD.key: FORWARD}

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import base64
 import errno
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from pyroute2.netlink.generic.wireguard import wgmsg
 
-from schemas.host_objects import WireguardPeer
+from schemas.host_objects import OWN_ALIAS, WireguardPeer
 from schemas.values import Endpoint, Key, Prefix
 from services.kernel import uapi
 from services.kernel.curve25519 import clamped, multiply, new_private_key, public_key
+from services.kernel.links import Device
 from services.kernel.peers import held_peers, peer_changes, sorted_prefixes
 from services.kernel.pyroute import Message
 from services.kernel.transaction import Change, Listed
 from services.kernel.uapi import Userspace, decode_device, encode_changes
+from services.kernel.wireguard import Wireguard
 from services.kernel.wireguard_device import DeviceState, PeerChange, PeerState, Settings
 from services.kernel.wireguard_kernel import decode_device as decode_netlink
 from services.kernel.wireguard_kernel import encode_changes as encode_netlink
-from services.kernel.wireguard_key import raw_key
+from services.kernel.wireguard_key import KeyFile, raw_key
+from services.runtime.errors import Transient
 
 KEY = public_key(bytes(range(32)))
 PEER = WireguardPeer("mt.0", Key(KEY), Endpoint("192.0.2.1:51840"), (Prefix("10.1.0.0/16"),), 25)
@@ -266,3 +271,34 @@ def test_what_ends_wireguard_go_as_it_starts_is_said(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(uapi, "_inotify_is_used_up", lambda: False)
     with pytest.raises(OSError, match=r"did not appear within 0\.05 s$"):
         Userspace(lambda _: True).create("mt.0")
+
+
+class StubLinks:
+    """Links of which some are there."""
+
+    def __init__(self, *names: str) -> None:
+        self.there = names
+
+    def device(self, name: str) -> Device | None:
+        return Device(1, name, "tun", OWN_ALIAS, True, 1420) if name in self.there else None
+
+
+class Silent:
+    """A WireGuard device whose socket is not to be seen."""
+
+    def get(self, name: str) -> DeviceState:
+        raise FileNotFoundError(errno.ENOENT, "no such socket", name)
+
+
+@pytest.mark.parametrize("folder,is_there,unreadable", [(None, True, True), (None, False, False), (Path("/nowhere"), True, False)])
+def test_a_device_that_does_not_answer_who_only_looks_is_unreadable(folder: Path | None, is_there: bool, unreadable: bool) -> None:
+    """It may answer others: its peers are unknown then, and not missing. One that has gone meanwhile is gone."""
+    device = Device(1, "mt.0", "tun", OWN_ALIAS, True, 1420)
+    links: Any = StubLinks(*["mt.0"][: int(is_there)])
+    implementation: Any = Silent()
+    wireguard = Wireguard(links, KeyFile(folder), {"tun": implementation}, "tun")
+    if unreadable:
+        with pytest.raises(Transient, match=r"mt\.0: it does not answer"):
+            wireguard.read({"mt.0": device}, ("wireguard",), {}, 0.0)
+    else:
+        assert wireguard.read({"mt.0": device}, ("wireguard",), {}, 0.0) == {}
