@@ -56,3 +56,43 @@ async def test_ends_change_places(mesh, live):
     await live.publish(replace(peering, ends=peering.ends[::-1]))
     await live.carries()
     assert [(event.host, event.key, event.state) for event in live.board.drift[told:]] == []
+
+
+def told_of(live, host: str, first: int) -> list[tuple[str, str]]:
+    return [(event.key, event.state) for event in live.board.drift[first:] if f"{event.cluster}.{event.host}" == host]
+
+
+TOUCHES = {
+    "tunnel deleted": (GATEWAY, "ip link del mt.1", "link mt.1"),
+    "tunnel flaps": (GATEWAY, "ip link set mt.0 down; ip link set mt.0 up", "link mt.0"),
+    "address removed": (GATEWAY, "ip addr del {address} dev mt.2", "address mt.2 {address}"),
+    "overlay link deleted": ("rome.worker-1", "ip link del mo.gateway", "link mo.gateway"),
+    "MTU": ("rome.worker-1", "ip link set mo.gateway mtu 1300", "link mo.gateway"),
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHES)
+async def test_a_link_that_a_hand_touches_is_one_event_and_is_as_before(mesh, live, eventually, touch: str):
+    """Whatever the kernel drops with it, one difference is told, and the host is soon as before."""
+    host, commands, key = TOUCHES[touch]
+    before, told = mesh.own_state(host), len(live.board.drift)
+    address = mesh.run(GATEWAY, "ip", "-4", "-o", "addr", "show", "dev", "mt.2").split()[3]
+    mesh.run(host, "sh", "-ec", commands.format(address=address))
+    await eventually(lambda: len(told_of(live, host, told)) > 1, "it is told", lambda: live.board.drift[told:], timeout_s=15.0)
+    assert told_of(live, host, told) == [(key.format(address=address), state) for state in ("raised", "resolved")]
+    await eventually(lambda: mesh.own_state(host) == before, "all is as before")
+    await live.carries()
+    assert len(live.board.drift) == told + 2, live.board.drift[told:]
+
+
+async def test_a_peer_that_a_hand_removes_comes_back_within_seconds(mesh, live, eventually):
+    """The kernel says nothing of WireGuard: it is found in the next round, told with the topology behind it, and the tunnel works again."""
+    told = len(live.board.drift)
+    peer = mesh.run_in_view(GATEWAY, "wg", "show", "mt.1", "peers").strip()
+    mesh.run_in_view(GATEWAY, "wg", "set", "mt.1", "peer", peer, "remove")
+    await eventually(lambda: len(told_of(live, GATEWAY, told)) > 1, "it is told", lambda: live.board.drift[told:], timeout_s=30.0)
+    assert told_of(live, GATEWAY, told) == [(f"peer mt.1 {peer}", state) for state in ("raised", "resolved")]
+    assert "Peering/rome/rome-milan" in live.board.drift[told].because
+    assert mesh.run_in_view(GATEWAY, "wg", "show", "mt.1", "peers").strip() == peer
+    await live.carries()
+    assert len(live.board.drift) == told + 2, live.board.drift[told:]
