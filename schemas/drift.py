@@ -25,9 +25,9 @@ class DriftEvent(Struct, frozen=True, omit_defaults=True, rename=wire_name):
     """One difference, from the moment it was seen until it is gone.
 
     `key` is the plan object's; a table that is missing stands for all that was in it, and a link that is gone, down, or was so, for the
-    addresses, peers, routes and sysctls that went with it (``link NAME`` also where it is not ours but routes of ours lead through it).
-    `wanted` and `found` are as the kernel lists them, empty when there is none. Times are Unix time in seconds. State ``unknown`` says that
-    the layer could not be read.
+    addresses, neighbours, peers, routes and sysctls that went with it (``link NAME`` also where it is not ours but routes of ours lead
+    through it). `wanted` and `found` are as the kernel lists them, empty when there is none. Times are Unix time in seconds. State
+    ``unknown`` says that the layer could not be read.
     """
 
     cluster: Name

@@ -1,6 +1,7 @@
 """What the auditor is to look at next: by events of the kernel, and by rounds for what the kernel says nothing about. No I/O.
 
-Nobody tells when a WireGuard peer, port or key, or a sysctl changes: these are looked at every few seconds, which takes one read of each.
+Nobody tells when a WireGuard peer, port or key, or a sysctl changes, and of neighbours the kernel tells whatever it learns: these are
+looked at every few seconds, which takes one read of each.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from schemas.plan import HostPlan
 from services.auditor.findings import LAYERS, LINKED
 from services.kernel.events import KernelEvent
 
-QUIET: tuple[DriftLayer, ...] = ("link", "wireguard", "sysctl")
-"""What may change without an event: of links, the port and the key of a WireGuard device."""
+QUIET: tuple[DriftLayer, ...] = ("link", "neighbour", "wireguard", "sysctl")
+"""What may change without an event: of links, the port and the key of a WireGuard device. Of neighbours there are too many events."""
 _JITTER = 0.1
 
 

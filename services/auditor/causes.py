@@ -1,7 +1,8 @@
 """One finding per cause: what went with a link, with an address, or to another peer, is not told again by itself. Pure.
 
 - A link that is gone or down stands for what was on it or led through it; so does one that was, as long as that is not back, and one of
-  somebody else's that routes of ours need. An MTU too small for IPv6 stands for the IPv6 that the kernel took off the link.
+  somebody else's that routes of ours need. An MTU too small for IPv6 stands for the IPv6 that the kernel took off the link, another MAC
+  for its neighbours.
 - An address that is gone stands for the routes that the kernel dropped with it.
 - A prefix that a strange peer took is the strange peer's.
 """
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from schemas.drift import DriftLayer
-from schemas.host_objects import Link, LinkAddress, OnLink, Route, Sysctl, WireguardPeer
+from schemas.host_objects import FdbEntry, GeneveLink, Link, LinkAddress, Neighbour, OnLink, Route, Sysctl, VxlanLink, WireguardPeer
 from schemas.plan import HostPlan
 from schemas.values import IPV6, Family
 from services.auditor.findings import Finding, View, show
@@ -78,8 +79,11 @@ def _is_broken(name: str, finding: Finding, view: View) -> bool:
     links = view.links or {}
     if not links.get(name) or name in view.fallen:
         return True
-    link = view.observed.get(f"link {name}")
-    return isinstance(link, Link) and link.mtu < IPV6_MTU_MIN and _family(view.reference[finding.key]) == IPV6
+    lost = view.reference[finding.key]
+    wanted, held = view.reference.get(f"link {name}"), view.observed.get(f"link {name}")
+    if isinstance(lost, Neighbour | FdbEntry):
+        return isinstance(wanted, VxlanLink | GeneveLink) and isinstance(held, VxlanLink | GeneveLink) and held.mac != wanted.mac
+    return isinstance(held, Link) and held.mtu < IPV6_MTU_MIN and _family(lost) == IPV6
 
 
 def _family(item: Held) -> Family | None:
