@@ -98,6 +98,15 @@ class Userspace:
         return text
 
 
+def serves(process: str, name: str) -> bool:
+    """Whether a process, called ``name (number)`` as the survey has it, is the wireguard-go of this device. It keeps its command line."""
+    try:
+        words = Path("/proc", process.rpartition("(")[2].rstrip(")"), "cmdline").read_bytes().split(b"\0") if process else []
+    except OSError:
+        return False
+    return [Path(word.decode(errors="replace")).name for word in words[:2]] == [_PROGRAM, name]
+
+
 def socket_path(name: str) -> Path:
     return _FOLDER / f"{name}.sock"
 

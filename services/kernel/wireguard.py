@@ -26,6 +26,7 @@ from services.kernel.peers import held_peers, peer_changes, refusal
 from services.kernel.port import PeerSeen
 from services.kernel.survey.ports import in_use
 from services.kernel.transaction import Change, Held, Listed
+from services.kernel.uapi import serves
 from services.kernel.wireguard_device import DeviceState, Implementation, PeerChange, Settings
 from services.kernel.wireguard_key import KeyFile, public_half, raw_key
 from services.runtime.errors import Conflict, MeshmarkError, Permanent, Transient, Waiting
@@ -189,7 +190,10 @@ class Wireguard:
             self._set(device, settings, (), f"link {wanted.name}")
 
     def _need_port(self, wanted: WireguardLink) -> None:
-        """Conflict where the port is somebody else's, whom it names. wireguard-go says nothing of it, and the kernel not by whom."""
+        """Conflict where the port is somebody else's, whom it names. wireguard-go says nothing of it, and the kernel not by whom.
+
+        A wireguard-go keeps the port of its device while that is down: that is nobody else.
+        """
         end = time.monotonic() + _LEAVING_S
         while taken := self._takers(wanted):
             if not all(taker.startswith("wireguard-go ") for taker in taken) or time.monotonic() > end:
@@ -200,7 +204,8 @@ class Wireguard:
     @staticmethod
     def _takers(wanted: WireguardLink) -> list[str]:
         try:
-            return [seen.process or "no process that can be seen, as a device of the kernel" for seen in in_use([wanted.listen_port])]
+            takers = [seen.process or "" for seen in in_use([wanted.listen_port])]
+            return [taker or "no process that can be seen, as a device of the kernel" for taker in takers if not serves(taker, wanted.name)]
         except OSError as error:
             msg = f"link {wanted.name}: cannot see whether UDP port {wanted.listen_port} is free: {error}"
             raise Transient(msg) from error

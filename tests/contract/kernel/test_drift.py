@@ -289,6 +289,19 @@ def test_a_link_that_is_down_is_a_difference_and_is_set_up_again(machine: Machin
     assert differences(machine.kernel, plan) == []
 
 
+def test_a_tunnel_that_is_down_is_set_up_again(machine: Machine, plan: dict[str, PlanObject]) -> None:
+    """Its port is its own all the while, also where a userspace WireGuard keeps it: nothing is in the way."""
+
+    def down(host: FakeHost, tag: str) -> None:
+        host.objects[f"link mt.{tag}1"] = Listed("link", f"link mt.{tag}1", "down")
+
+    converge(machine.kernel, plan)
+    machine.tamper("ip link set {t}1 down", down)
+    assert f"link mt.{machine.tag}1" in {change.key for change in differences(machine.kernel, plan)}
+    converge(machine.kernel, plan)
+    assert differences(machine.kernel, plan) == []
+
+
 def test_a_lost_table_is_built_again(machine: Machine, plan: dict[str, PlanObject]) -> None:
     """After somebody deleted our table, all that was in it differs and nothing outside of it."""
 
