@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from schemas.drift import DriftLayer
-from schemas.host_objects import PlanObject
+from schemas.host_objects import PlanObject, WireguardPeer
 from services.auditor.findings import View
 from services.kernel.port import Kernel
 from services.kernel.transaction import Held
@@ -31,7 +32,7 @@ def look(
     `objects` are all that is wanted; `with_links` asks for the state of every link of the host as well.
     """
     marker = kernel.marker()
-    wanted = {key: item for key, item in objects.items() if item.layer in layers}
+    wanted = {key: _without_name(item) for key, item in objects.items() if item.layer in layers}
     unreadable: dict[DriftLayer, str] = {}
     try:
         reference, observed = kernel.reference(wanted), kernel.read(wanted, layers)
@@ -61,3 +62,8 @@ def _by_layer(
             reference.update(expected)
             observed.update(found)
     return reference, observed, unreadable
+
+
+def _without_name(item: PlanObject) -> PlanObject:
+    """A peer whose endpoint is a name without it: where that is, the applier has looked up, and may have found anew by now."""
+    return replace(item, endpoint=None) if isinstance(item, WireguardPeer) and item.endpoint and item.endpoint.name else item
