@@ -34,6 +34,14 @@ class _View(NamedTuple):
     link: tuple[Node, int] | None = None
 
 
+class _Seat(NamedTuple):
+    """A node of a cluster, and how it sees others."""
+
+    cluster: Cluster
+    node: Node
+    view: _View
+
+
 class Meshes:
     """The parts of nodes' units. Keeps what it made until something that it was made of is said to have changed (``touched``)."""
 
@@ -64,36 +72,43 @@ class Meshes:
             self._made[item.home].pop(source, None)
         return sources
 
-    def sources(self, cluster: str) -> Iterator[str]:
-        """The sources of all parts that a node of the cluster can have."""
-        yield ""
-        yield from (node.ref for node in self._state.nodes[cluster].values())
-        yield from self._roaming_in(cluster)
+    def parts(self, host: HostId) -> Iterator[tuple[str, SummedUnit]]:
+        """All parts that a node has, with their sources."""
+        seat = self._seat(host)
+        if seat is None:
+            return
+        nodes = (node.ref for node in self._state.nodes[host.cluster].values())
+        for source in ("", *nodes, *self._roaming_in(host.cluster)):
+            if part := self._part(seat, source):
+                yield source, part
 
     def part(self, host: HostId, source: str) -> SummedUnit:
         """What a node has of a source; empty where it has nothing."""
+        seat = self._seat(host)
+        return self._part(seat, source) if seat is not None else _NOTHING
+
+    def _seat(self, host: HostId) -> _Seat | None:
         node, cluster = self._state.nodes[host.cluster].get(host.name), self._state.clusters.get(host.cluster)
         if node is None or cluster is None or not mesh.has_part(cluster, node):
-            return _NOTHING
+            return None
+        families, is_meant = mesh.underlay_families(node), mesh.is_meant_to_encrypt(cluster, node)
+        has_links = cluster.routing == "overlay" and cluster.overlay == "geneve"
+        link = (node, self._allocations.number(host)) if has_links else None
+        return _Seat(cluster, node, _View(families, is_meant, mesh.encrypts(self._state, node), node.roaming, link=link))
+
+    def _part(self, seat: _Seat, source: str) -> SummedUnit:
+        cluster, node, view = seat
         if source == "":
             return self._base(cluster, node)
         item = self._state.objects.get(source)
-        if isinstance(item, Node) and item.name != node.name:
-            view = self._view(node)
-            if cluster.routing == "overlay" and cluster.overlay == "geneve":
-                view = view._replace(link=(node, self._allocations.number(host)))
-        elif isinstance(item, Pod) and mesh.strays(self._state, item):
-            view = self._view(node)._replace(host=node.name if item.node == node.name else "")
-        else:
+        if isinstance(item, Pod) and mesh.strays(self._state, item):
+            view = view._replace(host=node.name if item.node == node.name else "", link=None)
+        elif not isinstance(item, Node) or item.name == node.name:
             return _NOTHING
         made = self._made[cluster.name][source]
         if view not in made:
             made[view] = self._node(cluster, view, item) if isinstance(item, Node) else self._pod(cluster, view, item)
         return made[view]
-
-    def _view(self, node: Node) -> _View:
-        is_meant = mesh.is_meant_to_encrypt(self._state.clusters[node.cluster], node)
-        return _View(mesh.underlay_families(node), is_meant, mesh.encrypts(self._state, node), node.roaming)
 
     # Which pods roam ------------------------------------------------------------------------------------------------------------------
 

@@ -87,10 +87,7 @@ class Compiler:
     def rebuild(self, host: HostId) -> None:
         """Build all parts of a host anew."""
         self._parts[host] = _all_parts(self._state, self._allocations, host)
-        if host.name in self._state.nodes[host.cluster]:
-            for source in self._meshes.sources(host.cluster):
-                if part := self._meshes.part(host, source):
-                    self._parts[host][PartId(mesh.unit_name(host.cluster), source)] = part
+        self._parts[host].update((PartId(mesh.unit_name(host.cluster), source), part) for source, part in self._meshes.parts(host))
         self._parts[host].update((PartId(name, ""), unit) for name, unit in self._passing.units(host))
         entries: dict[str, dict[str, Entry]] = {}
         totals: dict[str, int] = {}
