@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from schemas.topology import Cluster, PublicKey, Topology
+from schemas.topology import PublicKey, Topology
 from schemas.values import FAMILIES, IPV4, Address, Family, Name
 from services.cli.files import load
 from services.cli.lab import namespaces
@@ -61,7 +61,7 @@ def rome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh[LinuxHost]]:
     public: list[Topology] = [
         PublicKey(name=Name(host.name), cluster=Name(host.cluster), key=public_key(key)) for host, key in by_host.items()
     ]
-    items = [replace(item, strict="enforce") if isinstance(item, Cluster) else item for item in load([EXAMPLES / "encryption.yaml"])]
+    items = load([EXAMPLES / "encryption.yaml"])
     try:
         wiring.make_underlay()
         wiring.turn_into(layout(items))
@@ -109,7 +109,8 @@ async def test_packets_and_answers_leave_the_uplink_encrypted(
 
 async def test_nothing_leaves_when_somebody_empties_nftables(rome: Mesh[LinuxHost]) -> None:
     """Enforced, what pods send is led by its destination as well; what they hear is the same."""
-    first = rome.hosts[HostId("rome", "worker-1")]
+    first, cluster = rome.hosts[HostId("rome", "worker-1")], rome.core.state.clusters["rome"]
+    rome.hear([said(replace(cluster, strict="enforce"), time.time_ns())])
     first.run("nft", "flush ruleset")
     try:
         with (
@@ -123,6 +124,5 @@ async def test_nothing_leaves_when_somebody_empties_nftables(rome: Mesh[LinuxHos
         assert not [packet for packet in uplink if SAID in packet.body]
     finally:
         first.restart()
-        report = first.apply(rome.core.published[HostId("rome", "worker-1")], int(time.monotonic())).result()
-        assert report.outcome == "applied"
+        rome.hear([said(cluster, time.time_ns())])
         first.run("nft", FOREIGN)
