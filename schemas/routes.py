@@ -6,7 +6,7 @@ from typing import Literal
 
 from schemas.values import IPV6, Family
 
-RouteType = Literal["unicast", "unreachable", "blackhole", "throw"]
+RouteType = Literal["unicast", "unreachable", "blackhole", "prohibit", "throw"]
 Scope = Literal["global", "site", "link", "host"]
 """How far away the destinations of an IPv4 route are."""
 METRIC_MAX = 4278198271

@@ -90,7 +90,7 @@ def _check_route(route: PublishedRoute, at: str) -> None:
         _refuse_if(route.source, f"a route of type {route.type} gives no packet a source", f"{at}.source")
         _refuse_if(route.scope, f"a route of type {route.type} has no scope", f"{at}.scope")
         return
-    _refuse_if(not route.next_hops, "give a next hop, or a type: blackhole, unreachable or throw", f"{at}.nextHops")
+    _refuse_if(not route.next_hops, "give a next hop, or a type: blackhole, prohibit, unreachable or throw", f"{at}.nextHops")
     for index, hop in enumerate(route.next_hops):
         field = f"{at}.nextHops[{index}]"
         _check_hop(hop, route, field)

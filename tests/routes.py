@@ -67,7 +67,7 @@ def _routes(draw: st.DrawFn, links: list[str], sources: dict[int, str]) -> dict[
     family = draw(st.sampled_from([4, 6]))
     found: dict[str, Any] = {"prefix": draw(_prefix(family)), "metric": draw(st.sampled_from([0, 1, 256, 1024, 4278198271]))}
     if draw(st.integers(0, 3)) == 0:
-        return found | {"type": draw(st.sampled_from(["blackhole", "unreachable", "throw"]))}
+        return found | {"type": draw(st.sampled_from(["blackhole", "prohibit", "unreachable", "throw"]))}
     found["nextHops"] = draw(_hops(family, links))
     if draw(st.booleans()):
         found["source"] = sources[family]
