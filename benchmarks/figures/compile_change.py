@@ -70,6 +70,10 @@ class SilentKernel:
         del wanted, layers
         return {}
 
+    def fingerprint(self, layer: Layer) -> bytes | None:
+        del layer
+        return None
+
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
         return dict(wanted)
 
@@ -85,7 +89,7 @@ class SilentKernel:
     def marker(self) -> Marker | None:
         return None
 
-    def write_peers(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
+    def write_all(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
         del changes
         return {}
 

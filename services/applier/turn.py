@@ -7,8 +7,8 @@ applied, its traffic meets `unreachable` instead of the uplink (docs/decisions/0
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
 
 import structlog
@@ -108,31 +108,21 @@ class Turn:
     # Steps -----------------------------------------------------------------------------------------------------------------------
 
     def _write(self, changes: Sequence[Change]) -> None:
-        for _, group in itertools.groupby(changes, key=_together):
-            batch = [change for change in group if not self._is_off(change)]
-            errors = self._written(batch) if batch else {}
-            self._made += [change for change in batch if change.key not in errors]
-            for change in batch:
-                if change.key in errors:
-                    self._note(change, errors[change.key])
-
-    def _written(self, batch: list[Change]) -> Mapping[str, MeshmarkError]:
-        """Make changes that go together, and say which of them failed."""
-        if batch[0].subject.layer == "wireguard":
-            return self._kernel.write_peers(batch)
-        try:
-            self._kernel.write(batch[0])
-        except MeshmarkError as error:
-            return {batch[0].key: error}
-        return {}
-
-    def _note(self, change: Change, error: MeshmarkError) -> None:
-        # An unknown outcome may be there, and so may half of a replacement, as a port that was left before the new one was refused: it is
-        # undone as if it were, and the kernel is read before the next turn.
-        if isinstance(error, OutcomeUnknown) or (change.old is not None and change.new is not None):
-            self._made.append(change)
-            self._trusted = False
-        self._fail(change.key, error)
+        for _, group in groupby(changes, key=_together):
+            run = [change for change in group if not self._is_off(change)]
+            errors = self._kernel.write_all(run)
+            for change in run:
+                error = errors.get(change.key)
+                # With an unknown outcome it may be there, and half of a replacement may have been made, as a port that was left before the
+                # new one was refused: undone as if it were made, and the kernel is read before the next turn.
+                unclear = isinstance(error, OutcomeUnknown) or (change.old is not None and change.new is not None)
+                if error is None or unclear:
+                    self._made.append(change)
+                if error is not None and unclear:
+                    self._trusted = False
+            for key, error in errors.items():
+                if not self._is_off_key(key):  # one failure stands for its unit
+                    self._fail(key, error)
 
     def _commit(self, changes: Sequence[Change]) -> None:
         """Commit the batch; when it fails, unit by unit, so that only the faulty ones stay behind."""
@@ -208,28 +198,37 @@ class Turn:
                 self._trusted = False
                 _log.warning("undo_incomplete", error=str(error))
         back = order(inverses, self._leftovers, self._held_objects(), {change.key for change in inverses})
-        for change in (*back.leave, *back.stage):
-            self._attempt(lambda change=change: self._kernel.write(change))  # type: ignore[misc]
+        self._write_back((*back.leave, *back.stage))
         if back.commit:
             self._attempt(lambda: self._kernel.commit(back.commit, self._marker()))
             self._marked = self._marker()
-        for change in (*back.connect, *back.remove):
-            self._attempt(lambda change=change: self._kernel.write(change))  # type: ignore[misc]
+        self._write_back((*back.connect, *back.remove))
+
+    def _write_back(self, changes: Sequence[Change]) -> None:
+        for _, run in groupby(changes, key=_together):
+            for error in self._kernel.write_all(list(run)).values():
+                self._not_undone(error)
 
     def _attempt(self, undo: Callable[[], None]) -> None:
         try:
             undo()
         except MeshmarkError as error:
-            self._trusted = False
-            _log.warning("undo_failed", error=str(error))
+            self._not_undone(error)
+
+    def _not_undone(self, error: MeshmarkError) -> None:
+        self._trusted = False
+        _log.warning("undo_failed", error=str(error))
 
     def _held_objects(self) -> Mapping[str, PlanObject]:
         held = {key: entry.object for unit in self._scope.held.values() for key, entry in unit.items()}
         return as_known(held, self._scope.withdrawn, self._scope.addresses)
 
     def _is_off(self, change: Change) -> bool:
-        """True when every unit of the change has failed and is to be what it was."""
-        return self._units_of(change.key) <= self._failures.keys() - self._scope.damaged
+        return self._is_off_key(change.key)
+
+    def _is_off_key(self, key: str) -> bool:
+        """True when every unit of the object has failed and is to be what it was."""
+        return bool(self._failures) and self._units_of(key) <= self._failures.keys() - self._scope.damaged
 
     def _units_of(self, key: str) -> set[str]:
         """The units, old or new, that hold the object."""
@@ -247,5 +246,9 @@ class Turn:
 
 
 def _together(change: Change) -> str:
-    """Peers of one link go to it together; everything else goes by itself."""
-    return f"peers {change.key.split(' ')[1]}" if change.subject.layer == "wireguard" else change.key
+    """What changes of one kind that may be given to the kernel at once have in common: routes, rules, or peers of one link.
+
+    Everything else goes by itself: it rests on what came before.
+    """
+    layer = change.subject.layer
+    return layer if layer in ("rule", "route") else f"peers {change.key.split(' ')[1]}" if layer == "wireguard" else change.key

@@ -6,9 +6,14 @@ not known here is Permanent: the same request will get the same answer.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterable, Iterator
 
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient, Waiting
+
+Failures = dict[int, MeshmarkError]
+"""Of many changes those that could not be made: why, by their place among them."""
 
 _WAITING = (errno.ENODEV, errno.ENXIO, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL)
 _TRANSIENT = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ERESTART, errno.EMFILE, errno.ENFILE, errno.ECONNREFUSED)
@@ -31,6 +36,15 @@ def mapped(error: OSError, what: str, waiting_for: str = "") -> MeshmarkError:
     if number == errno.EEXIST:
         return Conflict(f"{reason}; it belongs to somebody else")
     return Permanent(reason)
+
+
+@contextlib.contextmanager
+def blamed(failures: Failures, places: Iterable[int]) -> Iterator[None]:
+    """What fails inside is the failure of the changes at these places."""
+    try:
+        yield
+    except MeshmarkError as error:
+        failures.update(dict.fromkeys(places, error))
 
 
 def missing_kind(name: str, kind: str) -> str:

@@ -33,7 +33,7 @@ from schemas.host_objects import (
     WireguardPeer,
 )
 from schemas.status import Capabilities
-from schemas.values import IPV6, Key
+from schemas.values import IPV6, Address, Key
 from services.kernel.curve25519 import public_key
 from services.kernel.failures import missing_kind
 from services.kernel.fake_nft import committed, listed
@@ -41,8 +41,8 @@ from services.kernel.links import changes_in_place
 from services.kernel.neighbours import check as check_entry
 from services.kernel.peers import as_planned, refusal, sorted_prefixes
 from services.kernel.port import ALL_LAYERS, Flow, PeerSeen
-from services.kernel.routes import check as check_route
-from services.kernel.routes import in_kernel_form
+from services.kernel.route_messages import check as check_route
+from services.kernel.route_messages import in_kernel_form
 from services.kernel.sysctls import general_of, normal, stricter
 from services.kernel.transaction import Change, Held, Listed, Marker, Observed
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Waiting
@@ -114,6 +114,12 @@ class FakeKernel:
                     found[f"sysctl {name}"] = Sysctl(name, stricter(value, self._sysctl(general)) if general else value)
         return found
 
+    def fingerprint(self, layer: Layer) -> bytes | None:
+        if layer not in ("nft", "rule", "route"):
+            return None
+        held = [item for item in self.host.objects.values() if item.layer == layer]
+        return repr((held, self.host.marker if layer == "nft" else None)).encode()
+
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
         return {key: self._normal(item) for key, item in wanted.items()}
 
@@ -128,9 +134,10 @@ class FakeKernel:
         if error is not None:
             raise error
 
-    def write_peers(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
+    def write_all(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
         errors: dict[str, MeshmarkError] = {}
-        for change in sorted(changes, key=lambda change: change.new is None):
+        # Routes may rest on one another, so they alone are made in the order that they come in.
+        for change in sorted(changes, key=lambda change: change.new is None and change.subject.layer != "route"):
             try:
                 self.write(change)
             except MeshmarkError as error:
@@ -257,13 +264,14 @@ class FakeKernel:
         """The addresses of all links, ours and others'."""
         return {item.address for item in (*self.host.objects.values(), *self.host.foreign.values()) if isinstance(item, LinkAddress)}
 
-    def _reaches(self, link: str, via: str) -> bool:
+    def _reaches(self, link: str, via: Address) -> bool:
         networks = [
             ipaddress.ip_interface(f"{item.address}/{item.length}").network
             for item in self.host.objects.values()
             if isinstance(item, LinkAddress) and item.link == link
         ]
-        return any(ipaddress.ip_address(via) in network for network in networks)
+        by_route = [item.prefix for item in self.host.objects.values() if isinstance(item, Route) and _leads_straight_to(item, link)]
+        return any(ipaddress.ip_address(via) in network for network in networks) or any(prefix.covers(via) for prefix in by_route)
 
     def _need_link(self, key: str, link: str) -> None:
         if f"link {link}" in self.host.foreign or link == "lo":
@@ -347,6 +355,10 @@ class FakeKernel:
                 return replace(item, allowed_ips=sorted_prefixes(item.allowed_ips))
             case _:
                 return listed(item)
+
+
+def _leads_straight_to(item: Route, link: str) -> bool:
+    return item.table == MAIN_TABLE and any(hop.link == link and hop.via is None for hop in item.hops)
 
 
 def _changes_in_place(held: Held, wanted: Link) -> bool:

@@ -1,8 +1,8 @@
 """The real kernel behind ``port.Kernel``: drivers put together, one for each layer.
 
 Owns the sockets of the drivers, made in the network namespace of the thread that makes the object. Nothing is remembered between calls
-but the chains' normal forms: after a restart everything is found by ownership. Each read takes one dump of the links first, since all
-layers name links by number.
+but the chains' normal forms: after a restart everything is found by ownership. A read takes one dump of the links first where its layers
+name links by number.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -19,15 +20,19 @@ from schemas.status import Capabilities
 from schemas.values import Key
 from services.kernel.addresses import Addresses
 from services.kernel.conntrack import Conntrack
-from services.kernel.links import Device, Links, held_overlay, rtnetlink
+from services.kernel.interfaces import Interfaces
+from services.kernel.links import Links, held_overlay, rtnetlink
 from services.kernel.neighbours import Neighbours
 from services.kernel.netlink import NETLINK_GENERIC, NETLINK_ROUTE, NetlinkSocket
 from services.kernel.nft.engine import LibNftables, NftEngine
+from services.kernel.nft.raw import RawTables
+from services.kernel.nft.reading import Reading
 from services.kernel.nft.reference import Reference
 from services.kernel.peers import sorted_prefixes
 from services.kernel.port import ALL_LAYERS, Flow, PeerSeen
 from services.kernel.pyroute import Library
-from services.kernel.routes import Routes, in_kernel_form
+from services.kernel.route_messages import in_kernel_form
+from services.kernel.routes import Routes
 from services.kernel.rules import Rules
 from services.kernel.sysctls import Sysctls, normal
 from services.kernel.transaction import Change, Held, Listed, Marker, Observed
@@ -37,27 +42,31 @@ from services.kernel.wireguard_kernel import KernelModule
 from services.kernel.wireguard_key import KeyFile
 from services.runtime.errors import MeshmarkError, Permanent
 
-_BY_DEVICE: frozenset[Layer] = frozenset(("link", "address", "neighbour", "wireguard", "route"))
+_BY_DEVICE: frozenset[Layer] = frozenset(("link", "address", "neighbour", "wireguard"))
 
 
 class LinuxKernel:
     """The kernel of the namespace that the calling thread is in.
 
     `state_dir` holds the private key and the sysctls' old values. None is for a process that only looks, and is to see no private key of
-    ours: it gives WireGuard links with the public key that they have, and wanted ones with the one that the plan knows.
+    ours: it gives WireGuard links with the public key that they have, and wanted ones with the one that the plan knows. One that
+    `remembers` keeps what it read of nftables last, and lists only what has changed since: for who reads again and again.
     """
 
-    def __init__(self, state_dir: Path | None) -> None:
+    def __init__(self, state_dir: Path | None, *, remembers: bool = False) -> None:
         self._netlink = NetlinkSocket(NETLINK_ROUTE)
         self._library = Library()
         links = rtnetlink(self._library)
         self._conntrack = Conntrack(self._library)
         self._engine: NftEngine = LibNftables()
+        self._raw = RawTables()
+        self._reading = Reading(self._engine, self._raw) if remembers else None
+        self._marked: tuple[int, Marker | None] | None = None
         self._reference = Reference(LibNftables)
         self._links = Links(links)
         self._addresses = Addresses(links, self._netlink)
         self._neighbours = Neighbours(self._netlink)
-        self._routes = Routes(self._netlink)
+        self._routes = Routes(self._netlink, Interfaces(self._netlink))
         self._rules = Rules(self._netlink)
         self._sysctls = Sysctls(state_dir)
         self._keys = KeyFile(state_dir)
@@ -94,13 +103,22 @@ class LinuxKernel:
         if {"link", "wireguard"} & set(layers):
             found |= self._wireguard.read(devices, layers, wanted, time.time())
         if "nft" in layers:
-            for table in self._engine.tables():
-                found |= self._engine.read(table, wanted)
+            found |= self._reading.read(wanted) if self._reading else self._read_tables(wanted)
         if "rule" in layers:
             found |= self._rules.read()
         if "route" in layers:
-            found |= self._routes.read(devices)
+            found |= self._routes.read()
         return found
+
+    def fingerprint(self, layer: Layer) -> bytes | None:
+        match layer:
+            case "nft":
+                return self._raw.generation().to_bytes(4, "big")
+            case "rule":
+                return self._rules.fingerprint()
+            case "route":
+                return self._routes.fingerprint()
+        return None
 
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
         found: dict[str, Held] = {key: self._normal(item) for key, item in wanted.items() if not isinstance(item, NftChain)}
@@ -119,16 +137,29 @@ class LinuxKernel:
                 driver.write(change, self._links.device(change.key.split(" ")[1]))
             case "wireguard":
                 self._wireguard.write_peer(change)
-            case "rule":
-                self._rules.write(change)
-            case "route":
-                self._routes.write(change, self._devices_of(change))
+            case "rule" | "route":
+                for error in self.write_all([change]).values():
+                    raise error
             case "nft":
                 msg = f"{change.key}: nftables objects are written by commit"
                 raise Permanent(msg)
 
-    def write_peers(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
-        return self._wireguard.write_peers(changes)
+    def write_all(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
+        errors: dict[str, MeshmarkError] = {}
+        for layer, group in groupby(changes, key=lambda change: change.subject.layer):
+            run = list(group)
+            if layer in ("rule", "route"):
+                driver = self._rules if layer == "rule" else self._routes
+                errors.update((run[place].key, error) for place, error in driver.write_all(run).items())
+            elif layer == "wireguard":
+                errors |= self._wireguard.write_peers(run)
+            else:
+                for change in run:
+                    try:
+                        self.write(change)
+                    except MeshmarkError as error:
+                        errors[change.key] = error
+        return errors
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         self._engine.commit(batch, marker)
@@ -137,7 +168,10 @@ class LinuxKernel:
         return {name: device.up for name, device in self._links.devices().items()}
 
     def marker(self) -> Marker | None:
-        return self._engine.marker()
+        generation = self._raw.generation()
+        if self._marked is None or self._marked[0] != generation:
+            self._marked = generation, self._engine.marker()
+        return self._marked[1]
 
     def peers(self, link: str) -> Sequence[PeerSeen]:
         return self._wireguard.peers(link)
@@ -150,15 +184,13 @@ class LinuxKernel:
 
     def close(self) -> None:
         self._engine.close()
+        self._raw.close()
         self._library.close()
         self._netlink.close()
         self._generic.close()
 
-    def _devices_of(self, change: Change) -> dict[str, Device]:
-        """The devices that a route's change names; asking for those few keeps a thousand routes over a thousand links linear."""
-        hops = change.subject.hops if isinstance(change.subject, Route) else ()
-        found = {hop.link: self._links.device(hop.link) for hop in hops}
-        return {name: device for name, device in found.items() if device is not None}
+    def _read_tables(self, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
+        return {key: item for table in self._engine.tables() for key, item in self._engine.read(table, wanted).items()}
 
     def _normal(self, item: PlanObject) -> Held:
         """An object outside chains as ``read`` would show it."""

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
@@ -29,18 +33,27 @@ CREATE = 0x400
 _DUMP_INTR = 0x10
 _ACK_TLVS = 0x200
 _NOOP, _ERROR, _DONE = 1, 2, 3
+_LAST = (_ERROR, _DONE)
 _SOL_NETLINK, _EXT_ACK, _CAP_ACK, _STRICT_CHECK = 270, 11, 10, 12
 _EXT_ACK_TEXT = 1
 _TYPE_MASK, _NESTED = 0x3FFF, 0x8000
+_RCVBUFFORCE, _SNDBUFFORCE = 33, 32
 _TIMEOUT_S = 10.0
 _BUFFER_BYTES = 1 << 20
+_ANSWER_BYTES = 1 << 10
+"""What one refusal takes of a receive buffer at most: the kernel counts its own memory, not only what is in it."""
 _DUMP_TRIES = 8
+_DIGEST_BYTES = 16
+_DIGEST_SEQUENCE = (1 << 32) - 1
+"""The same for each digest, since it is in what is digested; downwards from here, far from those of requests."""
 
 HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 U8, U16, U32, U64 = struct.Struct("=B"), struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
 BE32 = struct.Struct(">I")
 Attributes = dict[int, bytes]
+Header = tuple[int, int, int, int]
+"""Where a message begins in its datagram, its length, kind and flags."""
 
 
 class NetlinkError(OSError):
@@ -51,6 +64,13 @@ class NetlinkError(OSError):
         self.text = text
 
 
+class Disturbed(NetlinkError):
+    """What a dump told is of no one moment: somebody wrote meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EINTR, "disturbed by a writer")
+
+
 class NetlinkSocket:
     """A request-and-answer socket of one netlink protocol. One thread at a time."""
 
@@ -59,13 +79,19 @@ class NetlinkSocket:
         self._socket.bind((0, 0))
         self._socket.settimeout(_TIMEOUT_S)
         self._sequence = 0
+        self._digest_sequence = _DIGEST_SEQUENCE
         for option in (_EXT_ACK, _CAP_ACK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
         if protocol == NETLINK_ROUTE:
             with contextlib.suppress(OSError):  # absent before Linux 4.20; dumps are filtered here as well
                 self._socket.setsockopt(_SOL_NETLINK, _STRICT_CHECK, 1)
-        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, 4 * _BUFFER_BYTES)
+        for option, forced in ((socket.SO_RCVBUF, _RCVBUFFORCE), (socket.SO_SNDBUF, _SNDBUFFORCE)):
+            try:
+                self._socket.setsockopt(socket.SOL_SOCKET, forced, 4 * _BUFFER_BYTES)
+            except PermissionError:
+                self._socket.setsockopt(socket.SOL_SOCKET, option, 4 * _BUFFER_BYTES)
+        self._refusals_max = max(1, self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // _ANSWER_BYTES)
+        self._bytes_max = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
 
     def request(self, kind: int, body: bytes, flags: int = 0) -> None:
         """Send one message and wait for its acknowledgement."""
@@ -76,38 +102,141 @@ class NetlinkSocket:
         sequence = self._send(kind, body, REQUEST | ACK | flags)
         return [payload for _, payload in self._answers(sequence)]
 
+    def request_all(self, kind: int, bodies: Sequence[bytes], flags: int = 0) -> dict[int, NetlinkError]:
+        """Send many messages of a kind, thousands in a system call, and return what was said against them, by their place.
+
+        The kernel takes one after the other, and goes on after one that it refuses. Where its refusals did not fit into the receive
+        buffer, each message of that call whose refusal is not known has ENOBUFS: it may have been taken or not.
+        """
+        refused: dict[int, NetlinkError] = {}
+        place = 0
+        while place < len(bodies):
+            parts: list[bytes] = []
+            size, first = 0, self._sequence + 1
+            for body in bodies[place : place + self._refusals_max]:
+                length = HEADER.size + len(body)
+                size += length
+                if parts and size > self._bytes_max:
+                    break
+                self._sequence += 1
+                parts.append(HEADER.pack(length, kind, REQUEST | flags, self._sequence, 0))
+                parts.append(body)
+            parts[-2] = HEADER.pack(HEADER.size + len(parts[-1]), kind, REQUEST | ACK | flags, self._sequence, 0)
+            found = self._refusals(b"".join(parts), first)
+            refused.update((place + number - first, error) for number, error in found.items())
+            place += self._sequence - first + 1
+        return refused
+
+    def _refusals(self, data: bytes, first: int) -> dict[int, NetlinkError]:
+        """Send messages of which the last, and it alone, is to be acknowledged; the errors by sequence number."""
+        numbers = range(first, self._sequence + 1)
+        try:
+            self._socket.send(data)
+        except OSError as error:
+            number = errno.ENOMEM if error.errno == errno.ENOBUFS else error.errno or errno.EIO
+            return dict.fromkeys(numbers, NetlinkError(number, "the request could not be sent"))
+        found: dict[int, NetlinkError] = {}
+        try:
+            while not self._take_refusals(numbers, found):
+                pass
+        except OSError as error:
+            lost = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or errno.EIO
+        else:
+            return found
+        self._socket.settimeout(0)  # by now there is all that there will be
+        try:
+            while True:
+                self._take_refusals(numbers, found)
+        except OSError:
+            return {number: found.get(number) or NetlinkError(lost, "the answer was lost") for number in numbers}
+        finally:
+            self._socket.settimeout(_TIMEOUT_S)
+
+    def _take_refusals(self, numbers: range, found: dict[int, NetlinkError]) -> bool:
+        """Read one datagram; True when the last message was answered."""
+        is_last = False
+        for kind, flags, number, payload in messages(self._socket.recv(_BUFFER_BYTES)):
+            if number in numbers and kind == _ERROR:
+                is_last |= number == numbers[-1]
+                try:
+                    _check(payload, flags)
+                except NetlinkError as error:
+                    found[number] = error
+        return is_last
+
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """All objects of a table as bodies, from one undisturbed pass."""
-        for _ in range(_DUMP_TRIES):
-            sequence = self._send(kind, body, REQUEST | DUMP)
-            found, disturbed = [], False
-            for flags, payload in self._answers(sequence):
-                disturbed |= bool(flags & _DUMP_INTR)
-                found.append(payload)
-            if not disturbed:
-                return found
-        raise NetlinkError(errno.EINTR, f"{_DUMP_TRIES} dumps in a row were disturbed by writers")
+        return _undisturbed(lambda: list(self.stream(kind, body)))
+
+    def stream(self, kind: int, body: bytes) -> Iterator[bytes]:
+        """Objects of a table as bodies, as they come, however many. Raises Disturbed at the end when they are of no one moment."""
+        sequence = self._send(kind, body, REQUEST | DUMP)
+        disturbed = 0
+        for data, headers in self._datagrams(sequence):
+            for offset, length, found, flags in headers:
+                disturbed |= flags & _DUMP_INTR
+                if found > _DONE:
+                    yield data[offset + HEADER.size : offset + length]
+        if disturbed:
+            raise Disturbed
+
+    def digest(self, kind: int, body: bytes) -> bytes:
+        """A digest of a dump as it comes, from one undisturbed pass: equal ones of one socket are of equal dumps."""
+        return _undisturbed(lambda: self._digest(kind, body))
+
+    def _digest(self, kind: int, body: bytes) -> bytes:
+        sequence, self._digest_sequence = self._digest_sequence, self._digest_sequence - 1
+        self._transmit(message(kind, body, REQUEST | DUMP, sequence))
+        hashed = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        disturbed = 0
+        for data, headers in self._datagrams(sequence):
+            hashed.update(data)
+            for _, _, _, flags in headers:
+                disturbed |= flags & _DUMP_INTR
+        if disturbed:
+            raise Disturbed
+        self._digest_sequence = sequence  # one that broke off leaves answers behind, which the next is not to take for its own
+        return hashed.digest()
 
     def close(self) -> None:
         self._socket.close()
 
     def _send(self, kind: int, body: bytes, flags: int) -> int:
         self._sequence += 1
+        self._transmit(message(kind, body, flags, self._sequence))
+        return self._sequence
+
+    def _transmit(self, data: bytes) -> None:
         try:
-            self._socket.send(message(kind, body, flags, self._sequence))
+            self._socket.send(data)
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, "the request could not be sent") from error
-        return self._sequence
+
+    def _datagrams(self, sequence: int) -> Iterator[tuple[bytes, list[Header]]]:
+        """The answer to a dump, up to the message that ends it."""
+        is_last = False
+        while not is_last:
+            data = self._received()
+            if HEADER.unpack_from(data)[3] != sequence:
+                continue
+            headers = _headers(data)
+            offset, length, found, flags = headers[-1]
+            is_last = found in _LAST
+            if is_last:
+                _check(data[offset + HEADER.size : offset + length], flags)
+            yield data, headers
+
+    def _received(self) -> bytes:
+        try:
+            return self._socket.recv(_BUFFER_BYTES)
+        except TimeoutError as error:
+            raise NetlinkError(errno.ETIMEDOUT, "no answer from the kernel") from error
+        except OSError as error:
+            raise NetlinkError(error.errno or errno.EIO, "the answer was lost") from error
 
     def _answers(self, sequence: int) -> Iterator[tuple[int, bytes]]:
         while True:
-            try:
-                data = self._socket.recv(_BUFFER_BYTES)
-            except TimeoutError as error:
-                raise NetlinkError(errno.ETIMEDOUT, "no answer from the kernel") from error
-            except OSError as error:
-                raise NetlinkError(error.errno or errno.EIO, "the answer was lost") from error
-            for kind, flags, number, payload in messages(data):
+            for kind, flags, number, payload in messages(self._received()):
                 if number != sequence or kind == _NOOP:
                     continue
                 if kind == _ERROR:
@@ -120,6 +249,13 @@ class NetlinkSocket:
                     yield flags, b""
                     return
                 yield flags, payload
+
+
+def _undisturbed(work: Callable[[], T]) -> T:
+    for _ in range(_DUMP_TRIES):
+        with contextlib.suppress(Disturbed):
+            return work()
+    raise NetlinkError(errno.EINTR, f"{_DUMP_TRIES} dumps in a row were disturbed by writers")
 
 
 def _check(payload: bytes, flags: int) -> None:
@@ -135,6 +271,16 @@ def _check(payload: bytes, flags: int) -> None:
 
 def message(kind: int, body: bytes, flags: int, sequence: int = 0) -> bytes:
     return HEADER.pack(HEADER.size + len(body), kind, flags, sequence, 0) + body
+
+
+def _headers(data: bytes) -> list[Header]:
+    found = []
+    offset, end = 0, len(data) - HEADER.size
+    while offset <= end:
+        length, kind, flags, _, _ = HEADER.unpack_from(data, offset)
+        found.append((offset, length, kind, flags))
+        offset += (length + 3) & ~3
+    return found
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:

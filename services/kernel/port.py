@@ -68,6 +68,14 @@ class Kernel(Protocol):
         """
         ...
 
+    def fingerprint(self, layer: Layer) -> bytes | None:
+        """Something short that stays the same as long as what ``read`` shows of a layer does; None where there is no such thing.
+
+        It may change though nothing did. Equal ones, of the same kernel object, mean that nothing has changed in between, by anybody: of
+        nftables it is the generation, of routes and rules a digest of what is there. Raises Transient when it cannot be read.
+        """
+        ...
+
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
         """How ``read`` would show `wanted` once the kernel held it: same keys, the kernel's own normal form.
 
@@ -85,10 +93,12 @@ class Kernel(Protocol):
         """
         ...
 
-    def write_peers(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
-        """Make changes of peers of one WireGuard link, each as ``write`` does, but together; the errors of those that failed, by key.
+    def write_all(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
+        """Make changes of routes, of policy rules, or of peers of one WireGuard link, each as ``write`` does, but together.
 
-        What comes is made before what goes, so that an AllowedIP that moves between the peers is at one of them at any time.
+        Routes and rules are made in this order, of rules and peers what comes before what goes, so that an AllowedIP that moves between
+        peers is at one of them at any time. No key comes twice, but that a route may go and come. Returns the errors of those that failed,
+        by key; with OutcomeUnknown, one may have been made. Changes of other kinds are made one after the other.
         """
         ...
 

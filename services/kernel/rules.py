@@ -4,17 +4,21 @@ Owns every rule of protocol 77 (FRA_PROTOCOL); that is how they are found after 
 kernel would double it silently; it takes a rule with a prefix more for the same one (EEXIST), and then it is made without. Where a key
 occurs twice (someone added the same rule for another table) it is `Listed`; writing the wanted rule then adds it first and deletes the
 others after. The kernel deletes the first rule of a priority that has all that is told, and perhaps more: rules that would go by mistake
-are appended once more before. What no plan can say (a type of service, ports, another action) is `Listed` under a key of its own.
+are appended once more before. Rules are written many at a time, in few system calls. What no plan can say (a type of service, ports,
+another action) is `Listed` under a key of its own.
 """
 
 from __future__ import annotations
 
 import errno
 import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from schemas.host_objects import OWN_PROTOCOL, PolicyRule
+from schemas.host_objects import OWN_PROTOCOL, PlanObject, PolicyRule
 from schemas.values import FAMILIES, SOCKET_FAMILY, Prefix
-from services.kernel.failures import mapped, unreadable
+from services.kernel.failures import Failures, blamed, mapped, unreadable
 from services.kernel.netlink import (
     CREATE,
     EXCL,
@@ -40,6 +44,8 @@ _DETACHED = 0x8 | 0x10
 _SUPPRESS_PREFIXLEN = 14
 _TO_TABLE = 1
 _NO_FAMILY = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP)
+_OWN_MARK = attribute(_PROTOCOL, U8.pack(OWN_PROTOCOL))[:5]
+"""Every rule of ours has these bytes, and few others do."""
 _UNSET = b"\xff\xff\xff\xff"
 
 
@@ -51,60 +57,141 @@ class Rules:
 
     def read(self) -> dict[str, Held]:
         found: dict[str, Held] = {}
-        for _, item in self._held():
+        for _, item in _own(self._dumped()):
             other = found.get(item.key)
             found[item.key] = item if other is None else Listed("rule", item.key, "the same rule more than once")
         return found
 
-    def write(self, change: Change) -> None:
-        if isinstance(change.new, PolicyRule):
-            self._add(change.new)
-        is_there = False
-        for body, item in self._held():
-            if item.key != change.key:
-                continue
-            if item == change.new and not is_there:
-                is_there = True
-            else:
-                self._delete(body, change.key)
-
-    def _add(self, wanted: PolicyRule) -> None:
-        body = _rule_body(wanted)
-        try:
+    def fingerprint(self) -> bytes:
+        """A digest of all rules, anybody's."""
+        found = []
+        for family in FAMILIES:
             try:
-                self._netlink.request(_NEWRULE, body, CREATE | EXCL)
-            except NetlinkError as error:
-                if error.errno != errno.EEXIST:
-                    raise
-                if not any(item == wanted for _, item in self._held()):
-                    self._netlink.request(_NEWRULE, body, CREATE)
-        except NetlinkError as error:
-            raise mapped(error, f"add {wanted.key} lookup {wanted.table}") from error
+                found.append(self._netlink.digest(_GETRULE, _all(SOCKET_FAMILY[family])))
+            except OSError as error:
+                if error.errno not in _NO_FAMILY:
+                    raise unreadable(error, "policy rules") from error
+        return b"".join(found)
 
-    def _delete(self, body: bytes, key: str) -> None:
-        bodies = self._dump(body[0])
-        mistaken = [other for other in bodies[: bodies.index(body)] if _is_taken_for(other, body)] if body in bodies else []
-        try:
-            for other in mistaken:
-                self._netlink.request(_NEWRULE, _without_flags(other), CREATE)
-            for _ in range(len(mistaken) + 1):
-                self._netlink.request(_DELRULE, body)
-        except NetlinkError as error:
+    def write_all(self, changes: Sequence[Change]) -> Failures:
+        """Make the changes; the errors of those that could not be made, by their place.
+
+        What is wanted is added first, in its order. What else has the keys of the changes goes after that, in the kernel's order.
+        """
+        failures: Failures = {}
+        places = range(len(changes))
+        with blamed(failures, places):
+            self._add([(place, change.new) for place, change in enumerate(changes) if isinstance(change.new, PolicyRule)], failures)
+            self._delete_others({changes[place].key: (place, changes[place].new) for place in places if place not in failures}, failures)
+        return failures
+
+    def _add(self, wanted: Sequence[tuple[int, PolicyRule]], failures: Failures) -> None:
+        bodies: list[tuple[int, PolicyRule, bytes]] = []
+        for place, item in wanted:
+            with blamed(failures, [place]):
+                bodies.append((place, item, _rule_body(item)))
+        refused = self._sent(bodies, EXCL)
+        taken = {place for place, error in refused.items() if error.errno == errno.EEXIST}
+        if taken:
+            held = {item for _, item in _own(self._dumped())}
+            alike = [entry for entry in bodies if entry[0] in taken and entry[1] not in held]
+            refused = {place: error for place, error in refused.items() if place not in taken} | self._sent(alike, 0)
+        failures.update(
+            (place, mapped(refused[place], f"add {item.key} lookup {item.table}")) for place, item, _ in bodies if place in refused
+        )
+
+    def _sent(self, wanted: Sequence[tuple[int, PolicyRule, bytes]], flags: int) -> dict[int, NetlinkError]:
+        refused = self._netlink.request_all(_NEWRULE, [body for _, _, body in wanted], CREATE | flags)
+        return {wanted[index][0]: error for index, error in refused.items()}
+
+    def _delete_others(self, kept: Mapping[str, tuple[int, PlanObject | None]], failures: Failures) -> None:
+        """Delete what has one of these keys but is not the wanted rule, or is it once more."""
+        bodies = self._dumped()
+        unwanted: list[tuple[int, str, bytes]] = []
+        seen: set[str] = set()
+        for body, item in _own(bodies):
+            if item.key not in kept:
+                continue
+            place, wanted = kept[item.key]
+            if item == wanted and item.key not in seen:
+                seen.add(item.key)
+            else:
+                unwanted.append((place, item.key, body))
+        plain: list[_Deletion] = []
+        for deletion in _deletions(bodies, unwanted):
+            if not deletion.again:
+                plain.append(deletion)
+                continue
+            self._delete(plain, failures)
+            plain.clear()
+            refused = self._netlink.request_all(_NEWRULE, deletion.again, CREATE)
+            if refused:  # what would go now is not only the unwanted one
+                failures[deletion.place] = mapped(next(iter(refused.values())), f"remove {deletion.key}")
+            else:
+                self._delete([deletion], failures)
+        self._delete(plain, failures)
+
+    def _delete(self, deletions: Sequence[_Deletion], failures: Failures) -> None:
+        asked = [deletion for deletion in deletions for _ in range(len(deletion.again) + 1)]
+        for index, error in self._netlink.request_all(_DELRULE, [deletion.body for deletion in asked]).items():
             if error.errno != errno.ENOENT:
-                raise mapped(error, f"remove {key}") from error
+                failures[asked[index].place] = mapped(error, f"remove {asked[index].key}")
 
-    def _held(self) -> list[tuple[bytes, Held]]:
-        bodies = [body for family in FAMILIES for body in self._dump(SOCKET_FAMILY[family])]
-        return [(body, item) for body in bodies if (item := _decode(body)) is not None]
+    def _dumped(self) -> list[bytes]:
+        """Bodies of all rules, anybody's, in the kernel's order: nothing but the family can be asked for."""
+        return [body for family in FAMILIES for body in self._dump(SOCKET_FAMILY[family])]
 
     def _dump(self, family: int) -> list[bytes]:
         try:
-            bodies = self._netlink.dump(_GETRULE, _INFO.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
+            bodies = self._netlink.dump(_GETRULE, _all(family))
         except OSError as error:
             if error.errno in _NO_FAMILY:
                 return []
             raise unreadable(error, "policy rules") from error
-        return [body for body in bodies if body and body[0] == family]
+        return [body for body in bodies if body[0] == family]
+
+
+def _all(family: int) -> bytes:
+    return _INFO.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def _own(bodies: Iterable[bytes]) -> Iterator[tuple[bytes, Held]]:
+    """Rules of ours with their bodies."""
+    for body in bodies:
+        item = _decode(body) if _OWN_MARK in body else None
+        if item is not None:
+            yield body, item
+
+
+class _Deletion(NamedTuple):
+    """How a rule is deleted: what is to be appended before, and then by telling it so many times and once more."""
+
+    place: int
+    key: str
+    body: bytes
+    again: list[bytes]
+
+
+def _deletions(bodies: Sequence[bytes], unwanted: Sequence[tuple[int, str, bytes]]) -> Iterator[_Deletion]:
+    """How to delete these rules and no others, given all rules there are, both in the kernel's order.
+
+    The kernel deletes the first rule of a priority that has all that is told. Those of `unwanted` before it have gone by then, so it can
+    only mistake one that stays, and that is appended once more before.
+    """
+    staying: dict[bytes, list[bytes]] = {}
+    left = deque(unwanted)
+    for body in bodies:
+        if not left:
+            return
+        near = staying.setdefault(attributes(body, _INFO.size).get(_PRIORITY, b""), [])
+        if body != left[0][2]:
+            near.append(body)
+            continue
+        place, key, _ = left.popleft()
+        mistaken = [other for other in near if _is_taken_for(other, body)]
+        yield _Deletion(place, key, body, [_without_flags(other) for other in mistaken])
+        for other in mistaken:
+            near.remove(other)
 
 
 def _rule_body(item: PolicyRule) -> bytes:

@@ -19,10 +19,11 @@ from typing import Any, Protocol
 
 import nftables
 
-from schemas.host_objects import OWN_TABLE_PREFIX, NftElement, PlanObject
+from schemas.host_objects import NftElement, PlanObject
 from services.kernel.netlink import NETLINK_NETFILTER, NetlinkError, NetlinkSocket, attributes, text_of
 from services.kernel.nft.listing import marker_of, table_objects
-from services.kernel.nft.text import MARKER_TABLE, SCRATCH_PREFIX, Context, Path, batch_text, needs_refill, path
+from services.kernel.nft.raw import PartKey, is_own
+from services.kernel.nft.text import MARKER_TABLE, Context, Path, batch_text, needs_refill, path
 from services.kernel.transaction import Change, Held, Listed, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
 
@@ -45,6 +46,8 @@ class NftEngine(Protocol):
     def tables(self) -> list[str]: ...
 
     def read(self, table: str, wanted: Mapping[str, PlanObject]) -> dict[str, Held]: ...
+
+    def read_part(self, table: str, part: PartKey, wanted: Mapping[str, PlanObject]) -> dict[str, Held]: ...
 
     def marker(self) -> Marker | None: ...
 
@@ -69,11 +72,7 @@ class LibNftables:
 
     def tables(self) -> list[str]:
         """Own tables without the marker's and scratch ones."""
-        return sorted(
-            name
-            for name in self._flags()
-            if name.startswith(OWN_TABLE_PREFIX) and name != MARKER_TABLE and not name.startswith(SCRATCH_PREFIX)
-        )
+        return sorted(name for name in self._flags() if is_own(name))
 
     def _flags(self) -> dict[str, int]:
         """The flags of every table by name. Asked of the kernel: nft 1.0.6 prints stray memory where a table has flags, anybody's."""
@@ -92,6 +91,14 @@ class LibNftables:
             return {f"table {table}": Listed("nft", f"table {table}", "a table with flags (dormant or owned)")}
         listed = self.list_table(table)
         return table_objects(listed, wanted) if listed is not None else {}
+
+    def read_part(self, table: str, part: PartKey, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
+        """A chain with its rules, or a set or map with its elements; none when it went away meanwhile."""
+        kind, name = part
+        try:
+            return table_objects(self.list_json(f"list {kind} inet {table} {name}"), wanted)
+        except Conflict:
+            return {}
 
     def marker(self) -> Marker | None:
         listed = self.list_table(MARKER_TABLE)

@@ -181,7 +181,7 @@ class LinuxMachine:
             time.sleep(0.01)
 
     def _make(self) -> Kernel:
-        return InThread(self._thread, self._thread.submit(LinuxKernel, self._folder).result())  # type: ignore[return-value]
+        return InThread(self._thread, self._thread.submit(lambda: LinuxKernel(self._folder, remembers=True)).result())  # type: ignore[return-value]
 
 
 class InThread:

@@ -60,12 +60,12 @@ def test_many_peers_come_change_and_go_together(machine: Machine) -> None:
     plan = mesh(machine.tag, 60)
     link = next(item for item in plan.values() if isinstance(item, WireguardLink))
     machine.kernel.write(Change(None, link))
-    assert dict(machine.kernel.write_peers([Change(None, peer) for peer in peers_of(plan)])) == {}
+    assert dict(machine.kernel.write_all([Change(None, peer) for peer in peers_of(plan)])) == {}
     assert differences(machine.kernel, plan) == []
     changed = {**plan, **{peer.key: replace(peer, keepalive_seconds=25) for peer in peers_of(plan)}}
-    assert dict(machine.kernel.write_peers(changes(plan, changed))) == {}
+    assert dict(machine.kernel.write_all(changes(plan, changed))) == {}
     assert differences(machine.kernel, changed) == []
-    assert dict(machine.kernel.write_peers([Change(peer, None) for peer in peers_of(changed)])) == {}
+    assert dict(machine.kernel.write_all([Change(peer, None) for peer in peers_of(changed)])) == {}
     assert differences(machine.kernel, {link.key: link}) == []
 
 
@@ -76,7 +76,7 @@ def test_one_wrong_peer_keeps_no_other_out(machine: Machine) -> None:
     machine.kernel.write(Change(None, link))
     nobody = Key("A" * 43 + "=")
     wrong = [replace(peers_of(plan)[0], public_key=key, allowed_ips=()) for key in (machine.kernel.public_key(), nobody)]
-    errors = machine.kernel.write_peers([Change(None, item) for item in (*wrong, *peers_of(plan))])
+    errors = machine.kernel.write_all([Change(None, item) for item in (*wrong, *peers_of(plan))])
     assert {key: type(error) for key, error in errors.items()} == {item.key: Permanent for item in wrong}
     assert differences(machine.kernel, plan) == []
 
@@ -84,7 +84,7 @@ def test_one_wrong_peer_keeps_no_other_out(machine: Machine) -> None:
 def test_peers_of_a_link_that_is_not_there_wait_for_it(machine: Machine) -> None:
     """Each of them by its own name; those that go are gone."""
     first, second = peers_of(mesh(machine.tag, 2))
-    errors: dict[str, MeshmarkError] = dict(machine.kernel.write_peers([Change(None, first), Change(second, None)]))
+    errors: dict[str, MeshmarkError] = dict(machine.kernel.write_all([Change(None, first), Change(second, None)]))
     assert errors.keys() == {first.key}
     assert isinstance(errors[first.key], Waiting)
 
@@ -101,7 +101,7 @@ def test_prefixes_change_places_in_one_call(machine: Machine) -> None:
         replace(four, allowed_ips=()),
     ]
     changed = {**plan, **{item.key: item for item in new}}
-    assert dict(machine.kernel.write_peers(changes(plan, changed))) == {}
+    assert dict(machine.kernel.write_all(changes(plan, changed))) == {}
     assert differences(machine.kernel, changed) == []
 
 
@@ -171,7 +171,7 @@ def test_peers_do_not_take_the_square_of_their_number(machine: LinuxMachine) -> 
         link = next(item for item in plan.values() if isinstance(item, WireguardLink))
         machine.kernel.write(Change(None, link))
         started_s = time.monotonic()
-        assert dict(machine.kernel.write_peers([Change(None, item) for item in peers_of(plan)])) == {}
+        assert dict(machine.kernel.write_all([Change(None, item) for item in peers_of(plan)])) == {}
         made_s = time.monotonic() - started_s
         assert differences(machine.kernel, plan) == []
         compared_s = time.monotonic() - started_s - made_s

@@ -91,7 +91,7 @@ def test_a_peer_that_roams_is_followed_and_never_overwritten(machine: LinuxMachi
     found = [change for _ in range(100) for wanted in (open_ended, plan) for change in differences(machine.kernel, wanted)]
     assert found == []
     for wanted in (open_ended, plan):
-        assert dict(machine.kernel.write_peers([Change(wanted[peer.key], peer_of(wanted))])) == {}
+        assert dict(machine.kernel.write_all([Change(wanted[peer.key], peer_of(wanted))])) == {}
     assert "192.0.2.2:51999" in machine.run(f"wg show {link} endpoints")
     assert machine.run(f"wg show {link} latest-handshakes") == before
     [seen] = machine.kernel.peers(link)

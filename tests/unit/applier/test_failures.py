@@ -246,3 +246,22 @@ def test_a_peer_that_fails_takes_its_unit_back_and_no_other() -> None:
     assert {key for key in host.objects if key.startswith("peer ")} == {peer.key for peer in peers[:2]}
     assert applier(host).apply(plan, 1, 1).outcome == "applied"
     assert holds(host, plan)
+
+
+def test_of_many_routes_written_together_the_faulty_unit_s_go() -> None:
+    """A refused route in the midst of two units' routes: its unit's are undone, before and after it, and the other unit's stay."""
+    host = FakeHost()
+    routes = {
+        unit: [Route(8000, Prefix(f"10.99.{number}.0/24"), "throw") for number in numbers]
+        for unit, numbers in (("a", range(0, 40, 2)), ("b", range(1, 41, 2)))
+    }
+    units = {unit: {item.key: Entry(item, ("RouteConfiguration/rome/x",)) for item in items} for unit, items in routes.items()}
+    plan = HostPlan(FIRST.cluster, FIRST.host, units)
+    refused = routes["b"][7:9]
+    one = applier(host, lambda change: Permanent("no") if change.new in refused else None)
+    report = one.apply(plan, 1, 1)
+    assert {unit.unit: (unit.outcome, unit.error) for unit in report.units} == {
+        "a": ("applied", ""),
+        "b": ("degraded", f"{refused[0].key}: no"),
+    }
+    assert set(host.objects.values()) == set(routes["a"])
