@@ -74,6 +74,10 @@ class SilentKernel:
         del layer
         return None
 
+    def seen(self, layer: Layer) -> bytes | None:
+        del layer
+        return None
+
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
         return dict(wanted)
 

@@ -93,6 +93,7 @@ class FakeKernel:
         self.host = host or FakeHost()
         self.fail = fail
         self._looks_only = looks_only
+        self._seen: dict[Layer, bytes | None] = {}
         self._public = public_key(self.host.private_key)
 
     def capabilities(self) -> Capabilities:
@@ -102,6 +103,7 @@ class FakeKernel:
         return self._public
 
     def read(self, wanted: Mapping[str, PlanObject], layers: Collection[Layer] = ALL_LAYERS) -> Observed:
+        self._seen.update((layer, self.fingerprint(layer)) for layer in layers)
         found = {key: listed(item) for key, item in self.host.objects.items() if item.layer in layers}
         if "wireguard" in layers:
             found |= as_planned({key: item for key, item in found.items() if isinstance(item, WireguardPeer)}, wanted)
@@ -119,6 +121,9 @@ class FakeKernel:
             return None
         held = [item for item in self.host.objects.values() if item.layer == layer]
         return repr((held, self.host.marker if layer == "nft" else None)).encode()
+
+    def seen(self, layer: Layer) -> bytes | None:
+        return self._seen.get(layer)
 
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
         return {key: self._normal(item) for key, item in wanted.items()}

@@ -61,6 +61,7 @@ class LinuxKernel:
         self._engine: NftEngine = LibNftables()
         self._raw = RawTables()
         self._reading = Reading(self._engine, self._raw) if remembers else None
+        self._seen: bytes | None = None
         self._marked: tuple[int, Marker | None] | None = None
         self._reference = Reference(LibNftables)
         self._links = Links(links)
@@ -103,7 +104,10 @@ class LinuxKernel:
         if {"link", "wireguard"} & set(layers):
             found |= self._wireguard.read(devices, layers, wanted, time.time())
         if "nft" in layers:
+            generation = self.fingerprint("nft")
+            self._seen = None
             found |= self._reading.read(wanted) if self._reading else self._read_tables(wanted)
+            self._seen = generation
         if "rule" in layers:
             found |= self._rules.read()
         if "route" in layers:
@@ -119,6 +123,9 @@ class LinuxKernel:
             case "route":
                 return self._routes.fingerprint()
         return None
+
+    def seen(self, layer: Layer) -> bytes | None:
+        return {"nft": self._seen, "rule": self._rules.seen, "route": self._routes.seen}.get(layer)
 
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
         found: dict[str, Held] = {key: self._normal(item) for key, item in wanted.items() if not isinstance(item, NftChain)}

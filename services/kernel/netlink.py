@@ -182,20 +182,33 @@ class NetlinkSocket:
 
     def digest(self, kind: int, body: bytes) -> bytes:
         """A digest of a dump as it comes, from one undisturbed pass: equal ones of one socket are of equal dumps."""
-        return _undisturbed(lambda: self._digest(kind, body))
+        return _undisturbed(lambda: self._digested(kind, body, None))
 
-    def _digest(self, kind: int, body: bytes) -> bytes:
+    def dump_digested(self, kind: int, body: bytes) -> tuple[list[bytes], bytes]:
+        """All objects of a table as bodies, and the digest of that very dump."""
+        found: list[bytes] = []
+
+        def work() -> bytes:
+            found.clear()
+            return self._digested(kind, body, found.append)
+
+        digest = _undisturbed(work)
+        return found, digest
+
+    def _digested(self, kind: int, body: bytes, take: Callable[[bytes], None] | None) -> bytes:
         sequence, self._digest_sequence = self._digest_sequence, self._digest_sequence - 1
         self._transmit(message(kind, body, REQUEST | DUMP, sequence))
         hashed = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         disturbed = 0
         for data, headers in self._datagrams(sequence):
             hashed.update(data)
-            for _, _, _, flags in headers:
+            for offset, length, found, flags in headers:
                 disturbed |= flags & _DUMP_INTR
+                if take is not None and found > _DONE:
+                    take(data[offset + HEADER.size : offset + length])
+        self._digest_sequence = sequence  # one that broke off leaves answers behind, which the next is not to take for its own
         if disturbed:
             raise Disturbed
-        self._digest_sequence = sequence  # one that broke off leaves answers behind, which the next is not to take for its own
         return hashed.digest()
 
     def close(self) -> None:

@@ -69,11 +69,15 @@ class Kernel(Protocol):
         ...
 
     def fingerprint(self, layer: Layer) -> bytes | None:
-        """Something short that stays the same as long as what ``read`` shows of a layer does; None where there is no such thing.
+        """Something short that says what ``read`` would show of a layer now; None where there is no such thing.
 
-        It may change though nothing did. Equal ones, of the same kernel object, mean that nothing has changed in between, by anybody: of
-        nftables it is the generation, of routes and rules a digest of what is there. Raises Transient when it cannot be read.
+        Equal ones of one kernel object stand for equal objects, whoever changed what in between: of nftables it is the generation, of
+        routes and rules a digest of the kernel's own bytes. It may differ though nothing does. Raises Transient when it cannot be read.
         """
+        ...
+
+    def seen(self, layer: Layer) -> bytes | None:
+        """The fingerprint of what ``read`` showed of a layer last; None where that is not known."""
         ...
 
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:

@@ -57,17 +57,28 @@ class Routes:
     def __init__(self, netlink: NetlinkSocket, interfaces: Interfaces) -> None:
         self._netlink = netlink
         self._interfaces = interfaces
-        self._names: frozenset[str] = frozenset()
+        self._links: frozenset[str] = frozenset()
+        self.seen: bytes | None = None
+        """The fingerprint of what was read last."""
 
     def read(self) -> dict[str, Held]:
+        names = self._interface_names()
+        decoder = Decoder(names)
         found: dict[str, Held] = {}
-        names: set[str] = set()
-        for _, item in self._held():
-            key = item.key
-            found[key] = Listed("route", key, "the same route more than once") if key in found else item
-            if isinstance(item, Route):
-                names.update(hop.link for hop in item.hops)
-        self._names = frozenset(names)
+        links: set[str] = set()
+        digests: list[bytes] = []
+        self.seen = None
+        for family in FAMILIES:
+            bodies, digest = self._dump(SOCKET_FAMILY[family])
+            digests.append(digest)
+            for body in bodies:
+                item = decoder.route(body)
+                key = item.key
+                found[key] = Listed("route", key, "the same route more than once") if key in found else item
+                if isinstance(item, Route):
+                    links.update(hop.link for hop in item.hops)
+        self._links = frozenset(links)
+        self.seen = _fingerprint(digests, {name: index for index, name in names.items() if name in links})
         return found
 
     def write_all(self, changes: Sequence[Change]) -> Failures:
@@ -83,10 +94,13 @@ class Routes:
         return failures
 
     def fingerprint(self) -> bytes:
-        """A digest of all own routes, and the names of the links that they were read with."""
-        found = [self._digest(SOCKET_FAMILY[family]) for family in FAMILIES]
-        named = self._interfaces.named(self._names)
-        return b"".join(found) + repr(sorted((item.index, name) for name, item in named.items() if name in self._names)).encode()
+        """Of all own routes, and of the names of the links that they were read with."""
+        try:
+            digests = [self._netlink.digest(GETROUTE, _all_own(SOCKET_FAMILY[family])) for family in FAMILIES]
+        except NetlinkError as error:
+            raise unreadable(error, "routes") from error
+        named = self._interfaces.named(self._links)
+        return _fingerprint(digests, {name: item.index for name, item in named.items() if name in self._links})
 
     # Making --------------------------------------------------------------------------------------------------------------------------
 
@@ -202,36 +216,32 @@ class Routes:
 
     def _held(self, tables: Collection[int] = ()) -> Iterable[tuple[bytes, Held]]:
         """Own routes with their bodies, of both families; of these tables alone where they are few."""
-        decoder = Decoder({item.index: item.name for item in self._interfaces.all().values()})
-        for body in self._dumped(tables):
-            yield body, decoder.route(body)
-
-    def _dumped(self, tables: Collection[int]) -> Iterable[bytes]:
+        decoder = Decoder(self._interface_names())
         for family in FAMILIES:
             for table in sorted(tables) if 0 < len(tables) <= _TABLES_ONE_BY_ONE else (0,):
-                yield from self._dump(SOCKET_FAMILY[family], table)
+                for body in self._dump(SOCKET_FAMILY[family], table)[0]:
+                    yield body, decoder.route(body)
 
-    def _dump(self, family: int, table: int) -> list[bytes]:
-        """Bodies of all own routes of a family, or of one table's; the kernel filters where it can."""
+    def _interface_names(self) -> dict[int, str]:
+        return {item.index: item.name for item in self._interfaces.all().values()}
+
+    def _dump(self, family: int, table: int = 0) -> tuple[list[bytes], bytes]:
+        """Bodies of all own routes of a family, or of one table's, and the dump's digest; the kernel filters where it can."""
         body = _all_own(family)
         if table:
             body += attribute(TABLE, U32.pack(table))
         try:
-            found = self._netlink.dump(GETROUTE, body)
+            found, digest = self._netlink.dump_digested(GETROUTE, body)
         except NetlinkError as error:
             if table and error.errno == errno.ENOENT:  # no such table yet
-                return []
-            raise unreadable(error, "routes") from error
-        except OSError as error:
+                return [], b""
             raise unreadable(error, "routes") from error
         # Without IPv6 in it, a kernel answers for all families.
-        return [body for body in found if body[0] == family and body[_PROTOCOL_AT] == OWN_PROTOCOL]
+        return [body for body in found if body[0] == family and body[_PROTOCOL_AT] == OWN_PROTOCOL], digest
 
-    def _digest(self, family: int) -> bytes:
-        try:
-            return self._netlink.digest(GETROUTE, _all_own(family))
-        except NetlinkError as error:
-            raise unreadable(error, "routes") from error
+
+def _fingerprint(digests: Sequence[bytes], links: Mapping[str, int]) -> bytes:
+    return b"".join(digests) + repr(sorted(links.items())).encode()
 
 
 def _all_own(family: int) -> bytes:

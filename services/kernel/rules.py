@@ -54,16 +54,21 @@ class Rules:
 
     def __init__(self, netlink: NetlinkSocket) -> None:
         self._netlink = netlink
+        self.seen: bytes | None = None
+        """The fingerprint of what was read last."""
 
     def read(self) -> dict[str, Held]:
+        self.seen = None
         found: dict[str, Held] = {}
-        for _, item in _own(self._dumped()):
+        dumps = [self._dump(SOCKET_FAMILY[family]) for family in FAMILIES]
+        for _, item in _own(body for bodies, _ in dumps for body in bodies):
             other = found.get(item.key)
             found[item.key] = item if other is None else Listed("rule", item.key, "the same rule more than once")
+        self.seen = b"".join(digest for _, digest in dumps)
         return found
 
     def fingerprint(self) -> bytes:
-        """A digest of all rules, anybody's."""
+        """Of all rules, anybody's."""
         found = []
         for family in FAMILIES:
             try:
@@ -139,16 +144,17 @@ class Rules:
 
     def _dumped(self) -> list[bytes]:
         """Bodies of all rules, anybody's, in the kernel's order: nothing but the family can be asked for."""
-        return [body for family in FAMILIES for body in self._dump(SOCKET_FAMILY[family])]
+        return [body for family in FAMILIES for body in self._dump(SOCKET_FAMILY[family])[0]]
 
-    def _dump(self, family: int) -> list[bytes]:
+    def _dump(self, family: int) -> tuple[list[bytes], bytes]:
+        """Bodies of all rules of a family, and the dump's digest."""
         try:
-            bodies = self._netlink.dump(_GETRULE, _all(family))
+            bodies, digest = self._netlink.dump_digested(_GETRULE, _all(family))
         except OSError as error:
             if error.errno in _NO_FAMILY:
-                return []
+                return [], b""
             raise unreadable(error, "policy rules") from error
-        return [body for body in bodies if body[0] == family]
+        return [body for body in bodies if body[0] == family], digest
 
 
 def _all(family: int) -> bytes:

@@ -24,8 +24,9 @@ def settled(machine: Machine, plan: dict[str, PlanObject]) -> dict[Layer, bytes]
     converge(machine.kernel, plan, Marker(1, 1, {}))
     assert differences(machine.kernel, plan) == []
     found = prints(machine)
+    assert {layer: machine.kernel.seen(layer) for layer in LAYERS} == found
     assert differences(machine.kernel, plan) == []
-    assert prints(machine) == found
+    assert {layer: machine.kernel.seen(layer) for layer in LAYERS} == prints(machine) == found
     return found
 
 
