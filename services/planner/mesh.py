@@ -7,11 +7,13 @@ key, is spoken to in clear.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
 
 from schemas.topology import Cluster, Node, Pod
 from schemas.values import FAMILIES, Address, Endpoint, Family, Mac
 from services.planner import layout
-from services.planner.families import outer_family, overlay_address
+from services.planner.families import overlay_address
 from services.planner.state import HostId, State
 
 ROAMING_KEEPALIVE_SECONDS = 25
@@ -124,12 +126,29 @@ def mac(number: int) -> Mac:
     return Mac(":".join(f"{octet:02x}" for octet in (0x02, 0x4D, 3, 0, *number.to_bytes(2, "big"))))
 
 
-def has_way(cluster: Cluster, here: Node, there: Node) -> bool:
-    """Whether the mesh can carry packets from one node to another; one that roams may be heard of in time."""
-    if cluster.routing == "overlay" and outer_family(here, there) is None:
+def meet(cluster: Cluster, here: Node, there: Node) -> bool:
+    """Whether the mesh can carry packets between two nodes; one that roams may be heard of in time."""
+    one, other = _reach(here.addresses, here.endpoint, here.roaming), _reach(there.addresses, there.endpoint, there.roaming)
+    if cluster.routing == "overlay" and not one.sends & other.sends:
         return False
     both = is_meant_to_encrypt(cluster, here) and is_meant_to_encrypt(cluster, there)
-    return not both or there.roaming or endpoint(cluster, underlay_families(here), there) is not None
+    return not both or bool(one.sends & other.found and other.sends & one.found)
+
+
+class _Reach(NamedTuple):
+    """The families in which a node sends, and those in which others find it."""
+
+    sends: frozenset[Family]
+    found: frozenset[Family]
+
+
+@lru_cache(maxsize=65536)
+def _reach(addresses: tuple[Address, ...], endpoint: Endpoint | None, roaming: bool) -> _Reach:  # noqa: FBT001 - a key of the cache
+    # Every node is asked about every other.
+    sends = frozenset(address.family for address in addresses)
+    if roaming:
+        return _Reach(sends, frozenset(FAMILIES))
+    return _Reach(sends, sends if endpoint is None else frozenset((endpoint.family,)))
 
 
 def outer(families: Iterable[Family], there: Node) -> Family:

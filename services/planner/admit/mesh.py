@@ -41,22 +41,30 @@ def node(item: Node, state: State) -> Iterator[Finding]:
     taken = known.mtu - mesh.pod_mtu(known, item)
     if IPV6 in mesh.pod_families(known) and known.mtu - taken < IPV6_MTU_MIN:
         yield too_little("the headers of what the node sends others", taken, known.mtu), "$.addresses", known.ref
+    yield from _meeting(known, item, state)
+    if mesh.is_meant_to_encrypt(known, item):
+        yield from _places(known, item, state)
+        if known.routing == "native":
+            yield from _sources(known, item, state)
+
+
+def _meeting(known: Cluster, item: Node, state: State) -> Iterator[Finding]:
+    """All nodes must find each other."""
     for other in state.nodes[item.cluster].values():
-        if other.name != item.name and mesh.has_part(known, other):
-            yield from _apart(known, item, other)
-    if mesh.is_meant_to_encrypt(known, item) and known.routing == "native":
-        yield from _sources(known, item, state)
+        if other.name != item.name and mesh.has_part(known, other) and not mesh.meet(known, item, other):
+            where = ", ".join(mesh.endpoints(known, other)) or ", ".join(other.addresses)
+            reason = f"no family in common with {other.ref} ({where}); add an address of one of its families"
+            yield reason, "$.addresses", other.ref
 
 
-def _apart(known: Cluster, item: Node, other: Node) -> Iterator[Finding]:
-    """Two nodes must find each other, and not be mistaken for each other."""
-    if not (mesh.has_way(known, item, other) and mesh.has_way(known, other, item)):
-        places = ", ".join(mesh.endpoints(known, other)) or ", ".join(other.addresses)
-        reason = f"no family in common with {other.ref} ({places}); add an address of one of its families"
-        yield reason, "$.addresses", other.ref
-    if mesh.is_meant_to_encrypt(known, item) and mesh.is_meant_to_encrypt(known, other):
-        for place in {*mesh.endpoints(known, item)} & {*mesh.endpoints(known, other)}:
-            yield f"{place} is where {other.ref} is found; give each a port of its own", "$.endpoint", other.ref
+def _places(known: Cluster, item: Node, state: State) -> Iterator[Finding]:
+    """No two nodes are found at one place. Their addresses differ anyway."""
+    own = set(mesh.endpoints(known, item))
+    for other in state.nodes[item.cluster].values():
+        given = item.endpoint is not None or other.endpoint is not None
+        if given and other.name != item.name and mesh.is_meant_to_encrypt(known, other):
+            for place in own & set(mesh.endpoints(known, other)):
+                yield f"{place} is where {other.ref} is found; give each a port of its own", "$.endpoint", other.ref
 
 
 def _sources(known: Cluster, item: Node, state: State) -> Iterator[Finding]:
