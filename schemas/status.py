@@ -73,12 +73,14 @@ class TunnelHealth(Struct, **_REPORT):
 class Peers(Struct, **_REPORT):
     """A host's WireGuard peers in numbers: all of them, those that shook hands within three minutes, those that did so before that.
 
-    `waiting` endpoints' names have no address yet; `waiting_for` are the first of them, each with the reason.
+    Of those with a fresh handshake, `roamed` speak from elsewhere than planned, which is right behind NAT. `waiting` endpoints' names have
+    no address yet; `waiting_for` are the first of them, each with the reason.
     """
 
     count: int = 0
     fresh: int = 0
     stale: int = 0
+    roamed: int = 0
     waiting: int = 0
     waiting_for: tuple[str, ...] = ()
 

@@ -53,10 +53,12 @@ class PeerWatch:
         self._names = Names(backoff_s)
         self._plan: HostPlan | None = None
         self._links: tuple[str, ...] = ()
+        self._planned: dict[tuple[str, str], Endpoint] = {}
+        """The endpoints that are planned, by link and public key."""
         self._named: dict[tuple[str, str], Endpoint] = {}
-        """The endpoints that are names, by link and public key."""
+        """Those of them that are names."""
         self._stale: frozenset[Endpoint] = frozenset()
-        self._counts = (0, 0, 0)
+        self._counts = (0, 0, 0, 0)
         self._asked: set[str] = set()
         self._free = asyncio.Semaphore(_LOOKUPS)
         self._wake = asyncio.Event()
@@ -68,9 +70,8 @@ class PeerWatch:
             objects = plan.objects().values()
             self._links = tuple(item.name for item in objects if isinstance(item, WireguardLink))
             peers = [item for item in objects if isinstance(item, WireguardPeer)]
-            self._named = {
-                (item.link, item.public_key): item.endpoint for item in peers if item.endpoint is not None and item.endpoint.name
-            }
+            self._planned = {(item.link, item.public_key): item.endpoint for item in peers if item.endpoint is not None}
+            self._named = {key: endpoint for key, endpoint in self._planned.items() if endpoint.name}
             self._names.watch(self._named.values())
             self._stale &= frozenset(self._named.values())
             if self._named:
@@ -107,12 +108,14 @@ class PeerWatch:
         self._changed(Peers(*self._counts, len(waiting), reasons[:_NAMES_TOLD]))
 
     def _count(self, seen: Seen) -> None:
-        now_s = time.time()
-        every = [(link, peer, now_s - peer.handshake_s <= FRESH_HANDSHAKE_S) for link, peers in seen.items() for peer in peers]
-        fresh = {(link, peer.public_key) for link, peer, is_fresh in every if is_fresh}
-        stale = sum(peer.handshake_s > 0 and not is_fresh for _, peer, is_fresh in every)
+        now_s, addresses = time.time(), self._names.addresses()
+        every = {(link, peer.public_key): peer for link, peers in seen.items() for peer in peers}
+        fresh = {key: peer for key, peer in every.items() if now_s - peer.handshake_s <= FRESH_HANDSHAKE_S}
+        stale = sum(peer.handshake_s > 0 for key, peer in every.items() if key not in fresh)
+        planned = {key: addresses.get(endpoint, endpoint) for key, endpoint in self._planned.items()}
+        roamed = sum(peer.endpoint != planned.get(key, peer.endpoint) for key, peer in fresh.items())
         self._stale = frozenset(endpoint for key, endpoint in self._named.items() if key not in fresh)
-        self._counts = len(every), len(fresh), stale
+        self._counts = len(every), len(fresh), stale, roamed
         for state, count in (("fresh", len(fresh)), ("stale", stale), ("never", len(every) - len(fresh) - stale)):
             self._metrics.peers.labels(state).set(count)
 

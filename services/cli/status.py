@@ -159,7 +159,8 @@ def _show_one(one: Standing) -> None:
         console.print(f"  last turn   {_operations(one.report.operations)}; {_times(one.report.timings)}")
         if (peers := one.report.peers).count:
             silent = peers.count - peers.fresh - peers.stale
-            console.print(f"  peers       {peers.count}: {peers.fresh} shake hands, {peers.stale} no more, {silent} never did")
+            roamed = f", {peers.roamed} of them from elsewhere than planned" if peers.roamed else ""
+            console.print(f"  peers       {peers.count}: {peers.fresh} shake hands{roamed}, {peers.stale} no more, {silent} never did")
         if one.report.tunnels.judged_by == "handshake":
             console.print("  tunnels     judged by handshakes only: no right to send probes (sysctl net/ipv4/ping_group_range)")
         console.print(f"  others use  {_in_use(one.report.in_use)}")

@@ -33,7 +33,7 @@ def mapped(error: OSError, what: str, waiting_for: str = "") -> MeshmarkError:
         return Permanent(f"{reason}; CAP_NET_ADMIN is needed in this network namespace")
     if number in _TRANSIENT:
         return Transient(reason)
-    if number == errno.EEXIST:
+    if number in (errno.EEXIST, errno.EADDRINUSE):
         return Conflict(f"{reason}; it belongs to somebody else")
     return Permanent(reason)
 

@@ -33,7 +33,7 @@ from schemas.host_objects import (
     WireguardPeer,
 )
 from schemas.status import Capabilities
-from schemas.values import IPV6, Address, Key
+from schemas.values import IPV6, Address, Endpoint, Key
 from services.kernel.curve25519 import public_key
 from services.kernel.failures import missing_kind
 from services.kernel.fake_nft import committed, listed
@@ -54,7 +54,8 @@ _DEFAULT_SYSCTL = "0"
 class FakeHost:
     """The machine's state. `objects` are ours by key, `foreign` are somebody else's: never listed, changed or removed.
 
-    `handshakes_s` are the last ones by link or by peer, and `ports` are UDP ports that others have, with their names.
+    `handshakes_s` are the last ones by link or by peer, `learned` the endpoints that peers spoke from last by peer, and `ports` the UDP
+    ports that others have, with their names.
     """
 
     objects: dict[str, Held] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class FakeHost:
     marker: Marker | None = None
     flows: list[Flow] = field(default_factory=list)
     handshakes_s: dict[str, float] = field(default_factory=dict)
+    learned: dict[str, Endpoint] = field(default_factory=dict)
     ports: dict[int, str] = field(default_factory=dict)
     private_key: bytes = bytes(range(32))
     wireguard: Literal["kernel", "userspace", "none"] = "kernel"
@@ -169,7 +171,8 @@ class FakeKernel:
     def peers(self, link: str) -> Sequence[PeerSeen]:
         times, by_link = self.host.handshakes_s, self.host.handshakes_s.get(link, 0.0)
         held = [item for item in self.host.objects.values() if isinstance(item, WireguardPeer) and item.link == link]
-        return [PeerSeen(item.public_key, item.endpoint, times.get(item.key, by_link)) for item in held]
+        learned = self.host.learned
+        return [PeerSeen(item.public_key, learned.get(item.key, item.endpoint), times.get(item.key, by_link)) for item in held]
 
     def flows(self) -> Iterable[Flow]:
         return list(self.host.flows)

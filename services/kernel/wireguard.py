@@ -52,6 +52,10 @@ class Wireguard:
     ) -> dict[str, Held]:
         """Own devices, their peers or both, each device asked once."""
         found: dict[str, Held] = {}
+        planned: dict[str, dict[str, PlanObject]] = {}
+        for key, item in wanted.items():
+            if isinstance(item, WireguardPeer):
+                planned.setdefault(item.link, {})[key] = item
         for device in self._own(devices):
             state = self._state(device)
             if state is None and not self._keys.is_ours:
@@ -62,7 +66,7 @@ class Wireguard:
             if "link" in layers:
                 found[f"link {device.name}"] = self._held_link(device, state)
             if "wireguard" in layers and state is not None:
-                found |= held_peers(device.name, state, wanted, now_s)
+                found |= held_peers(device.name, state, planned.get(device.name, {}), now_s)
         return found
 
     def _held_link(self, device: Device, state: DeviceState | None) -> Held:

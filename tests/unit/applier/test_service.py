@@ -439,7 +439,7 @@ async def test_peers_that_shake_hands_are_counted_without_a_turn(monkeypatch: py
     """The report is said again with the new numbers; nothing is written for it."""
     monkeypatch.setattr(peers, "PERIOD_S", 0.01)
     kernel = FakeKernel(FakeHost())
-    item = msgspec.structs.replace(NAMED, endpoint=None)
+    item = msgspec.structs.replace(NAMED, endpoint=Endpoint("192.0.2.3:51871"))
     items = (WireguardLink("mt.node", 51871, 1420, kernel.public_key()), item)
     plan = HostPlan(EMPTY.cluster, EMPTY.host, {"encryption/rome": {item.key: Entry(item, ()) for item in items}})
     async with running(monkeypatch, kernel) as broker:
@@ -447,7 +447,8 @@ async def test_peers_that_shake_hands_are_counted_without_a_turn(monkeypatch: py
         broker.announce(EMPTY, plan, 1)
         assert (await broker.reports.get()).peers == Peers(1)
         commits = kernel.host.commits
-        for handshake_s, expected in ((time.time(), Peers(1, 1)), (1000.0, Peers(1, 0, 1))):
+        kernel.host.learned[item.key] = Endpoint("203.0.113.7:40001")
+        for handshake_s, expected in ((time.time(), Peers(1, 1, roamed=1)), (1000.0, Peers(1, 0, 1))):
             kernel.host.handshakes_s["mt.node"] = handshake_s
             report = await broker.reports.get()
             assert report.peers == expected

@@ -178,7 +178,7 @@ async def test_numbers_that_others_use_are_shown_and_do_not_count(mesh: StubBrok
 
 async def test_peers_are_counted_and_a_name_without_address_counts(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
     """The host waits for it, and says for which and why; how many peers answer is on its page."""
-    peers = Peers(4, 2, 1, 9, ("gw-c.example.invalid: Name or service not known",))
+    peers = Peers(4, 2, 1, 1, 9, ("gw-c.example.invalid: Name or service not known",))
     mesh.report(replace(report(PLANS[GATEWAY], 3), peers=peers))
     for host in (None, "rome/gateway"):
         assert await status(host, output="table", nats=mesh) == 2
@@ -186,4 +186,4 @@ async def test_peers_are_counted_and_a_name_without_address_counts(mesh: StubBro
         assert "waiting for the address of gw-c.example.invalid: Name or service not known" in printed
         assert "and 8 more names" in printed
     assert "rome/gateway waiting" in printed
-    assert "peers 4: 2 shake hands, 1 no more, 1 never did" in printed
+    assert "peers 4: 2 shake hands, 1 of them from elsewhere than planned, 1 no more, 1 never did" in printed
