@@ -1,6 +1,6 @@
 """The figures, one file each, in the order in which they run: pure ones first. A new figure is a file here and a line below."""
 
-from benchmarks.figures import compile_change, event_to_kernel, lab_start, memory, packet_cost, rules_per_gateway, tunnel_loss
+from benchmarks.figures import compile_change, event_to_kernel, lab_start, memory, packet_cost, peers, rules_per_gateway, tunnel_loss
 
 FIGURES = (
     rules_per_gateway.FIGURE,
@@ -10,5 +10,6 @@ FIGURES = (
     tunnel_loss.FIGURE,
     lab_start.FIGURE,
     packet_cost.FIGURE,
+    peers.FIGURE,
 )
 """The registry."""
