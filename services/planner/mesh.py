@@ -146,9 +146,11 @@ class _Reach(NamedTuple):
 def _reach(addresses: tuple[Address, ...], endpoint: Endpoint | None, roaming: bool) -> _Reach:  # noqa: FBT001 - a key of the cache
     # Every node is asked about every other.
     sends = frozenset(address.family for address in addresses)
-    if roaming:
-        return _Reach(sends, frozenset(FAMILIES))
-    return _Reach(sends, sends if endpoint is None else frozenset((endpoint.family,)))
+    if endpoint is None and not roaming:
+        return _Reach(sends, sends)
+    # Where a roaming node will be, and what a name stands for, is not known here.
+    family = endpoint.family if endpoint is not None and not roaming else None
+    return _Reach(sends, frozenset(FAMILIES) if family is None else frozenset((family,)))
 
 
 def outer(families: Iterable[Family], there: Node) -> Family:
