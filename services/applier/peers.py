@@ -112,8 +112,8 @@ class PeerWatch:
         every = {(link, peer.public_key): peer for link, peers in seen.items() for peer in peers}
         fresh = {key: peer for key, peer in every.items() if now_s - peer.handshake_s <= FRESH_HANDSHAKE_S}
         stale = sum(peer.handshake_s > 0 for key, peer in every.items() if key not in fresh)
-        planned = {key: addresses.get(endpoint, endpoint) for key, endpoint in self._planned.items()}
-        roamed = sum(peer.endpoint != planned.get(key, peer.endpoint) for key, peer in fresh.items())
+        places = {key: addresses.get(endpoint) if endpoint.name else endpoint for key, endpoint in self._planned.items()}
+        roamed = sum((place := places.get(key)) is not None and place != peer.endpoint for key, peer in fresh.items())
         self._stale = frozenset(endpoint for key, endpoint in self._named.items() if key not in fresh)
         self._counts = len(every), len(fresh), stale, roamed
         for state, count in (("fresh", len(fresh)), ("stale", stale), ("never", len(every) - len(fresh) - stale)):

@@ -423,8 +423,10 @@ async def test_a_name_without_address_holds_nobody_up(monkeypatch: pytest.Monkey
     async with running(monkeypatch, kernel) as broker:
         broker.write(plan, 1)
         broker.announce(EMPTY, plan, 1)
+        kernel.host.handshakes_s[NAMED.key] = time.time()
+        kernel.host.learned[NAMED.key] = Endpoint("203.0.113.7:40001")
         report = await broker.reports.get()
-        assert (report.outcome, report.peers.count, report.peers.waiting) == ("applied", 2, 1)
+        assert (report.outcome, report.peers.count, report.peers.waiting, report.peers.roamed) == ("applied", 2, 1, 0)
         assert kernel.host.objects[known.key] == known
         while "is not known" not in str(report.peers.waiting_for):
             report = await broker.reports.get()
