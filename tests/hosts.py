@@ -7,7 +7,7 @@ import ctypes
 import os
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,9 +44,8 @@ class LinuxHost:
         self._thread.submit(_settle_in, namespace).result()
         self._start()
 
-    def apply(self, plan: HostPlan, generation: int = 1) -> Future[ApplyReport]:
-        """Begin a turn; the report when it has ended."""
-        return self._thread.submit(self._applier.apply, plan, 1, generation)
+    def apply(self, plan: HostPlan, generation: int = 1) -> ApplyReport:
+        return self._do(lambda: self._applier.apply(plan, 1, generation))
 
     def differences(self, plan: HostPlan) -> list[Difference]:
         return self._do(lambda: self._applier.differences(plan))
@@ -64,18 +63,18 @@ class LinuxHost:
         """What the kernel lists of any owner."""
         return listings(self.run)
 
-    def empty(self) -> Future[ApplyReport]:
-        """Begin to remove all that is ours."""
-        return self.apply(HostPlan(Name("nobody"), Name("nothing"), {}))
+    def empty(self) -> None:
+        """Remove all that is ours."""
+        report = self.apply(HostPlan(Name("nobody"), Name("nothing"), {}))
+        assert report.outcome == "applied", report
 
     def close(self) -> None:
         """Let go of the namespace, with nothing of ours in it."""
         try:
-            report = self.empty().result()
+            self.empty()
             self._do(self._kernel.close)
         finally:
             self._thread.shutdown()
-        assert report.outcome == "applied", report
 
     def _start(self) -> None:
         self._kernel = self._do(lambda: LinuxKernel(self._folder))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from typing import Generic, Protocol, TypeVar
 
 import pytest
@@ -21,8 +20,8 @@ ROUNDS_MAX = 40
 class Served(Protocol):
     """A host with its kernel and applier."""
 
-    def apply(self, plan: HostPlan, generation: int = 1) -> Future[ApplyReport]:
-        """Begin a turn; the report when it has ended."""
+    def apply(self, plan: HostPlan, generation: int = 1) -> ApplyReport:
+        """Make a turn."""
         ...
 
 
@@ -36,10 +35,8 @@ class InMemory:
         self.kernel = FakeHost(private_key=private_key)
         self._applier = Applier(FakeKernel(self.kernel), lambda: 0.0)
 
-    def apply(self, plan: HostPlan, generation: int = 1) -> Future[ApplyReport]:
-        done: Future[ApplyReport] = Future()
-        done.set_result(self._applier.apply(plan, 1, generation))
-        return done
+    def apply(self, plan: HostPlan, generation: int = 1) -> ApplyReport:
+        return self._applier.apply(plan, 1, generation)
 
 
 class Mesh(Generic[Host]):
@@ -65,19 +62,17 @@ class Mesh(Generic[Host]):
         self.settle()
 
     def round(self) -> bool:
-        """What is planned now is applied, by all hosts at once, and reported; False when there was nothing."""
-        begun = []
-        for step in self.core.steps():
+        """What is planned now is applied, by one host after the other, and reported; False when there was nothing."""
+        steps = self.core.steps()
+        for step in steps:
             if step.host not in self.hosts:
                 self.hosts[step.host] = self._make(step.host)
             self.turns += 1
             self.core.publish(step)
-            begun.append(self.hosts[step.host].apply(step.plan, self.turns))
-        for turn in begun:
-            report = turn.result()
+            report = self.hosts[step.host].apply(step.plan, self.turns)
             assert report.outcome == "applied", report
             self.core.report(report)
-        return bool(begun)
+        return bool(steps)
 
     def settle(self) -> None:
         for _ in range(ROUNDS_MAX):

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from schemas.codec import decode, encode
 from schemas.plan import HostPlan
-from schemas.status import ApplyReport
 from services.planner.names import overlay_link
 from services.planner.state import HostId
 from tests.hosts import LinuxHost
@@ -38,10 +37,6 @@ def host(tmp_path: Path) -> Iterator[LinuxHost]:
         subprocess.run(["ip", "netns", "del", namespace], check=True)
 
 
-def applied(host: LinuxHost, plan: HostPlan, generation: int = 1) -> ApplyReport:
-    return host.apply(plan, generation).result()
-
-
 def rules_of(host: LinuxHost) -> list[str]:
     return [line for line in host.run("ip", "rule").splitlines() if "proto 77" in line]
 
@@ -51,7 +46,7 @@ def test_policy_rules_do_not_grow(host: LinuxHost) -> None:
     counts = []
     for nodes, tunnels in ((2, 1), (60, 8)):
         plan = settled_plans([*two_clusters(nodes, tunnels), *keys()])[ROME_GATEWAY]
-        report = applied(host, plan, nodes)
+        report = host.apply(plan, nodes)
         assert report.outcome == "applied", report
         assert host.differences(plan) == []
         counts.append(len(rules_of(host)))
@@ -63,10 +58,10 @@ def test_policy_rules_do_not_grow(host: LinuxHost) -> None:
 def test_a_restart_changes_nothing(host: LinuxHost, which: HostId) -> None:
     """An applier that starts anew reads the kernel and finds nothing to do."""
     plan = settled_plans([*two_clusters(), *keys()])[which]
-    assert applied(host, plan).operations > 0
+    assert host.apply(plan).operations > 0
     before = host.listed()
     host.restart()
-    assert applied(host, plan).operations == 0
+    assert host.apply(plan).operations == 0
     assert host.listed() == before
 
 
@@ -76,12 +71,12 @@ def test_an_overlay_changes_whole_or_not_at_all(host: LinuxHost, which: HostId) 
     items = [*two_clusters(), *keys()]
     before = settled_plans(items)[which]
     after = settled_plans([replace(item, overlay="geneve") if item.ref == "Cluster/rome/rome" else item for item in items])[which]
-    assert applied(host, before).outcome == "applied"
-    (unit,) = applied(host, after, 2).units
+    assert host.apply(before).outcome == "applied"
+    (unit,) = host.apply(after, 2).units
     if unit.outcome == "applied":
         assert host.differences(after) == []
         assert host.run("ip", "-o", "link", "show", "type", "geneve")
-        assert applied(host, before, 3).outcome == "applied"
+        assert host.apply(before, 3).outcome == "applied"
     else:
         assert unit.outcome == "degraded"
         assert "this host's kernel has no geneve; load the module geneve" in unit.error
@@ -96,11 +91,10 @@ def test_removal_leaves_what_was_there(host: LinuxHost) -> None:
     host.run("ip", "route", "add", "blackhole", "10.61.7.0/24", "table", "300")
     host.run("ip", "route", "add", "unreachable", "192.0.2.0/24")
     before = host.listed()
-    assert applied(host, settled_plans([*two_clusters(), *keys()])[ROME_GATEWAY]).outcome == "applied"
+    assert host.apply(settled_plans([*two_clusters(), *keys()])[ROME_GATEWAY]).outcome == "applied"
     assert host.listed() != before
     host.restart()
-    report = host.empty().result()
-    assert report.outcome == "applied"
+    host.empty()
     assert host.listed() == before
 
 
@@ -108,14 +102,14 @@ def test_a_foreign_link_in_the_way_stops_one_unit_only(host: LinuxHost) -> None:
     """Somebody else's link with our name is not touched: the unit says so, holds nothing, and comes when the link has gone."""
     host.run("ip", "link", "add", "mo.gateway", "type", "bridge")
     plan = settled_plans(two_clusters())[NODE]
-    report = applied(host, plan)
+    report = host.apply(plan)
     (unit,) = report.units
     assert unit.outcome == "degraded"
     assert "mo.gateway" in unit.error
     assert rules_of(host) == []
     assert "unreachable 10.61.0.0/16" in host.run("ip", "route")
     host.run("ip", "link", "del", "mo.gateway")
-    assert applied(host, plan).outcome == "applied"
+    assert host.apply(plan).outcome == "applied"
 
 
 def test_links_of_long_names_and_of_names_that_fill_the_limit(host: LinuxHost) -> None:
@@ -124,7 +118,7 @@ def test_links_of_long_names_and_of_names_that_fill_the_limit(host: LinuxHost) -
     hosts = [node(name, 20 + number) for number, name in enumerate(names)]
     items = [item for item in two_clusters(0) if item.kind != "Endpoint"]
     plan = settled_plans([*items, *hosts, *keys()])[ROME_GATEWAY]
-    assert applied(host, plan).outcome == "applied"
+    assert host.apply(plan).outcome == "applied"
     links = {line.split(": ")[1].split("@")[0] for line in host.run("ip", "-o", "link", "show", "type", "vxlan").splitlines()}
     assert links == {overlay_link(name) for name in names}
     assert "mo.twelve-bytes" in links
@@ -138,10 +132,10 @@ def test_links_of_an_earlier_naming_go_when_those_of_the_new_one_come(host: Linu
     """The kernel takes no second link of the same far end and number: the old one, known by its alias, goes in the same turn."""
     plan = settled_plans([*two_clusters(1), *keys()])[ROME_GATEWAY]
     before = decode(encode(plan).replace(b"mo.worker-1", old.encode()), HostPlan)
-    assert applied(host, before).outcome == "applied"
+    assert host.apply(before).outcome == "applied"
     assert old in host.run("ip", "-brief", "link")
     if restarted:
         host.restart()
-    assert applied(host, plan, 2).outcome == "applied"
+    assert host.apply(plan, 2).outcome == "applied"
     assert old not in host.run("ip", "-brief", "link")
     assert host.differences(plan) == []

@@ -29,8 +29,8 @@ from tests.hosts import LinuxHost
 from tests.meshes import Mesh
 from tests.topologies import EXAMPLES, said
 
-WAIT_S = 60.0
-"""Packets flow within this time after a change, also in an emulated machine."""
+WAIT_S = 120.0
+"""Packets flow within this time after a change, also in an emulated machine on a busy one."""
 OUTSIDE = {IPV4: Address("192.0.2.50"), IPV6: Address("2001:db8:99::50")}
 """Addresses of the underlay's router, for an outsider that knows no cluster."""
 AWARE = {IPV4: Address("192.0.2.51"), IPV6: Address("2001:db8:99::51")}

@@ -38,8 +38,8 @@ class Machines:
         """What the kernels list when all that is still true was said in order."""
 
     def mesh(self) -> Mesh[LinuxHost]:
-        for turn in [host.empty() for host in self._hosts.values()]:
-            assert turn.result().outcome == "applied"
+        for host in self._hosts.values():
+            host.empty()
         assert_same(lines(self._hosts), self._empty)
         return Mesh(self._host)
 

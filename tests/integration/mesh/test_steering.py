@@ -26,7 +26,7 @@ from tests.meshes import Mesh
 from tests.speakers import opened, received
 from tests.topologies import EXAMPLES, said
 
-pytestmark = [pytest.mark.privileged, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.privileged
 
 PATIENCE_S = 60.0
 PORT, WIREGUARD = 7000, 51871
