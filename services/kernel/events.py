@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from schemas.host_objects import OWN_TABLE_PREFIX
 from services.kernel.netlink import BE32, NETLINK_NETFILTER, NETLINK_ROUTE, U32, attributes, messages_with_sender, text_of
-from services.kernel.nft.text import SCRATCH_PREFIX
+from services.kernel.nft.steps import SCRATCH_PREFIX
 
 EventLayer = Literal["nft", "link", "address", "rule", "route", "all"]
 

@@ -1,7 +1,7 @@
 """The fake's nftables: one transaction over keyed objects, or none of it.
 
 Owns nothing: a function from what is held and a batch to what is held after it. It refuses what the kernel refuses (missing, doubled and
-busy objects are a Conflict) in the order in which ``nft.text`` writes a batch; what the kernel accepts silently is accepted here.
+busy objects are a Conflict) in the order in which ``nft.steps`` puts a batch; what the kernel accepts silently is accepted here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from schemas.nft import Verdict
 from schemas.values import Prefix
 from services.kernel.nft.listing import canonical_element
 from services.kernel.nft.statements import rule_text
-from services.kernel.nft.text import header
+from services.kernel.nft.steps import header
 from services.kernel.transaction import Change, Held, Listed, ListedChain, is_recreated_set, named_sets
 from services.runtime.errors import Conflict, Permanent
 

@@ -23,7 +23,8 @@ from schemas.host_objects import NftElement, PlanObject
 from services.kernel.netlink import NETLINK_NETFILTER, NetlinkError, NetlinkSocket, attributes, text_of
 from services.kernel.nft.listing import marker_of, table_objects
 from services.kernel.nft.raw import PartKey, is_own
-from services.kernel.nft.text import MARKER_TABLE, Context, Path, batch_text, needs_refill, path
+from services.kernel.nft.steps import MARKER_TABLE, Path, path
+from services.kernel.nft.text import Context, batch_text, needs_refill
 from services.kernel.transaction import Change, Held, Listed, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
 

@@ -28,7 +28,7 @@ from services.kernel.netlink import (
     text_attribute,
     text_of,
 )
-from services.kernel.nft.text import MARKER_TABLE, SCRATCH_PREFIX
+from services.kernel.nft.steps import MARKER_TABLE, SCRATCH_PREFIX
 from services.runtime.errors import Transient
 
 _GET_TABLE, _GET_CHAIN, _GET_RULE, _GET_SET, _GET_ELEMENTS, _GET_GENERATION, _GET_OBJECT, _GET_FLOWTABLE = (

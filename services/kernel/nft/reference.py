@@ -33,7 +33,8 @@ from services.kernel.namespace import enter_new_network
 from services.kernel.nft.engine import LibNftables
 from services.kernel.nft.listing import canonical_element, table_objects
 from services.kernel.nft.statements import rule_text
-from services.kernel.nft.text import SCRATCH_PREFIX, chain_line, set_line
+from services.kernel.nft.steps import SCRATCH_PREFIX
+from services.kernel.nft.text import chain_line, set_line
 from services.kernel.transaction import Held, ListedChain
 from services.runtime.errors import Conflict, MeshmarkError, Permanent, Transient
 

@@ -1,41 +1,24 @@
 """nft text: a batch of changes as one transaction, and a whole plan as a loadable file.
 
-Owns nothing: values in, text out. Text is the input form because libnftables' JSON input is slower and silently wrong in places.
-
-The order inside a transaction is what the kernel's reference counts allow:
-
-1. new tables; elements that go or change; all changed chains emptied: from here no rule of the old state refers to anything;
-2. chains and sets whose header changed are deleted, then all new headers are added, the chains' first (libnftables sends the elements of
-   a new interval set together with its header, wherever they stand);
-3. rules, then elements (their verdicts may jump to chains that were made just above);
-4. removals: sets (a verdict map refers to chains), chains, tables.
-
-Members of a table that goes are not mentioned: they go with it. A set whose header changes is made anew and empty: its caller passes
-all its elements and the chains that name it (``transaction.with_dependents`` adds them). Fails with Permanent for a batch that holds
-something else than nftables objects; all other errors are the kernel's.
+Owns nothing: values in, text out. Text is the input form because libnftables' JSON input is slower and silently wrong in places. The order
+inside a transaction is that of ``steps``. Fails with Permanent for a batch that holds something else than nftables objects; all other
+errors are the kernel's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from schemas.host_objects import OWN_TABLE_PREFIX, NftChain, NftElement, NftSet, NftTable, PlanObject
+from schemas.host_objects import NftChain, NftElement, NftSet, NftTable, PlanObject
 from schemas.values import Address
 from services.kernel.nft.statements import chain_header, element_text, is_address, is_name, rule_text, set_header
-from services.kernel.transaction import Change, Held, Listed, ListedChain, Marker, is_recreated_set
-from services.runtime.errors import Permanent
+from services.kernel.nft.steps import Path, Step, changed_sets, steps
+from services.kernel.transaction import Change, Marker
 
-MARKER_TABLE = f"{OWN_TABLE_PREFIX}marker"
-MARKER_CHAIN = "plan"
-SCRATCH_PREFIX = f"{OWN_TABLE_PREFIX}scratch."
 _CHUNK = 1000
-_HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
-_Chain = NftChain | ListedChain
-Path = tuple[str, str]
 
 
 class Context(Struct, frozen=True):
@@ -53,102 +36,48 @@ class Context(Struct, frozen=True):
 
 def batch_text(batch: Sequence[Change], marker: Marker | None, context: Context = Context()) -> str:  # noqa: B008 - a constant
     """One transaction: all changes, and the marker written (None: removed). An empty batch still carries the marker."""
-    foreign = sorted(change.key for change in batch if change.subject.layer != "nft")
-    if foreign:
-        msg = f"not nftables objects, write them one by one: {', '.join(foreign)}"
-        raise Permanent(msg)
-    gone = {path(change.subject)[0] for change in batch if change.new is None and _is_table(change.subject)}
-    tables = [change for change in batch if _is_table(change.subject)]
-    members = [change for change in batch if not _is_table(change.subject) and path(change.subject)[0] not in gone]
-    lines = [f"add table inet {change.new.name}" for change in tables if isinstance(change.new, NftTable)]
-    lines += _member_lines(members, context)
-    lines += [f"delete table inet {name}" for name in sorted(gone)]
-    return "\n".join((*lines, *marker_lines(marker))) + "\n"
+    ranged: dict[Path, bool] = {}
+    lines: list[str] = []
+    for step in steps(batch, marker, context.refilled):
+        if isinstance(step.item, NftSet):
+            ranged[step.table, step.name] = step.item.value_interval
+        lines += _step_lines(step, ranged, context)
+    return "\n".join(lines) + "\n"
 
 
 def needs_refill(batch: Sequence[Change]) -> set[Path]:
     """Sets of interface names that are there before and after the batch, and whose elements change in it."""
-    anew = {path(change.subject) for change in batch if change.key.startswith("set ") and change.old != change.new}
-    gone = {path(change.subject)[0] for change in batch if change.new is None and _is_table(change.subject)}
-    changed = [change.subject for change in batch if isinstance(change.subject, NftElement) and change.old != change.new]
-    return {path(item) for item in changed if is_name(item.element) and path(item) not in anew and item.table not in gone}
+    return changed_sets(batch, lambda item: is_name(item.element))
 
 
-def _member_lines(members: Sequence[Change], context: Context) -> Iterator[str]:
-    chains = sorted((change for change in members if isinstance(change.subject, _Chain)), key=lambda change: _way(change.subject))
-    sets = [change for change in members if change.key.startswith("set ")]
-    added = [change.new for change in sets if isinstance(change.new, NftSet)]
-    yield from _stale_elements(
-        members, {path(change.subject) for change in sets if change.new is None or is_recreated_set(change)}, context
-    )
-    yield from (f"flush chain inet {_at(change.old)}" for change in chains if change.old is not None)
-    for change in chains:
-        if isinstance(change.old, _Chain) and isinstance(change.new, NftChain) and header(change.old) != header(change.new):
-            yield f"delete chain inet {_at(change.old)}"
-    for change in sets:
-        if change.old is not None and is_recreated_set(change):
-            yield from _delete_set(change.old)
-    yield from (f"add {chain_line(change.new)}" for change in chains if isinstance(change.new, NftChain))
-    yield from (f"add {set_line(item)}" for item in added)
-    yield from (f"flush chain inet {_at(change.new)}" for change in chains if change.new is not None and change.old is None)
-    for change in chains:
-        if isinstance(change.new, NftChain):
-            yield from (f"add rule inet {_at(change.new)} {rule_text(rule)}" for rule in change.new.rules)
-    yield from _new_elements(members, added, context)
-    yield from _removal_lines([change.old for change in members if change.old is not None and change.new is None])
+def _step_lines(step: Step, ranged: dict[Path, bool], context: Context) -> Iterator[str]:
+    at = f"inet {step.table} {step.name}".rstrip()
+    kind = ("map" if step.is_map else "set") if step.what in ("elements", "set") else step.what
+    match step.verb, step.item:
+        case "add", NftSet():
+            yield f"add {set_line(step.item)}"
+        case "add", NftChain():
+            if step.what == "chain":
+                yield f"add {chain_line(step.item)}"
+            else:
+                yield from (f"add rule {at} {rule_text(rule)}" for rule in step.item.rules)
+        case (("add" | "delete"), None) if step.elements:
+            yield from _element_lines(step, ranged, context)
+        case "flush", _:
+            yield f"flush {'chain' if kind == 'rules' else kind} {at}"
+        case verb, _:
+            yield f"{verb} {kind} {at}"
 
 
-def _way(chain: Held) -> tuple[int, int, str]:
-    """Sorts chains as a packet meets them: nft lists a table's chains in the order in which they were made."""
-    if not isinstance(chain, _Chain) or chain.hook is None:
-        return 0, 0, chain.key
-    return 1 + _HOOKS.index(chain.hook) if chain.hook in _HOOKS else 0, chain.priority, chain.key
-
-
-def _stale_elements(members: Sequence[Change], emptied: set[Path], context: Context) -> Iterator[str]:
-    """Elements that go or change are deleted by key; what is emptied as a whole, or refilled, needs no such line."""
-    maps = {path(item) for change in members if isinstance(item := change.subject, NftElement) and item.value}
-    maps |= {at for at, items in context.refilled.items() if any(item.value for item in items)}
-    yield from (f"flush {'map' if at in maps else 'set'} inet {' '.join(at)}" for at in sorted(context.refilled))
-    stale = [change.old for change in members if isinstance(change.old, NftElement) and change.old != change.new]
-    left = [item for item in stale if path(item) not in emptied and path(item) not in context.refilled]
-    yield from _element_lines("delete", [replace(item, value="") for item in left], {})
-
-
-def _new_elements(members: Sequence[Change], added: Sequence[NftSet], context: Context) -> Iterator[str]:
-    mentioned = {change.key for change in members}
-    kept = [item for items in context.refilled.values() for item in items if item.key not in mentioned]
-    elements = kept + [change.new for change in members if isinstance(change.new, NftElement)]
-    ranged = {path(item): item.value_interval for item in added}
-    for at in {path(item) for item in elements if is_address(item.value)} - ranged.keys():
-        ranged[at] = context.is_ranged(*at)
-    yield from _element_lines("add", elements, ranged)
-
-
-def _element_lines(verb: str, elements: Iterable[NftElement], ranged: Mapping[Path, bool]) -> Iterator[str]:
-    for at, group in groupby(sorted(elements, key=path), key=path):
-        texts = [element_text(item, ranged_value=ranged.get(at, False)) for item in group]
-        for start in range(0, len(texts), _CHUNK):
-            yield f"{verb} element inet {' '.join(at)} {{ {', '.join(texts[start : start + _CHUNK])} }}"
-
-
-def _removal_lines(removed: Sequence[Held]) -> Iterator[str]:
-    for item in removed:
-        if item.key.startswith("set "):
-            yield from _delete_set(item)
-    yield from (f"delete chain inet {_at(item)}" for item in removed if isinstance(item, _Chain))
-    for item in removed:
-        if isinstance(item, Listed) and not item.key.startswith("set "):
-            kind, table, name = item.key.split(" ", 2)
-            yield f"delete {kind} inet {table} {name}"
-
-
-def _delete_set(item: Held) -> Iterator[str]:
-    """Emptied first: older kernels let a deleted verdict map hold on to its chains until the transaction ends."""
-    is_map = item.value_type is not None if isinstance(item, NftSet) else isinstance(item, Listed) and item.text.startswith("a map")
-    kind = "map" if is_map else "set"
-    yield f"flush {kind} inet {_at(item)}"
-    yield f"delete {kind} inet {_at(item)}"
+def _element_lines(step: Step, ranged: dict[Path, bool], context: Context) -> Iterator[str]:
+    """Elements, deleted by their keys alone."""
+    path = step.table, step.name
+    elements = [replace(item, value="") for item in step.elements] if step.verb == "delete" else step.elements
+    if path not in ranged and any(is_address(item.value) for item in elements):
+        ranged[path] = context.is_ranged(*path)
+    texts = [element_text(item, ranged_value=ranged.get(path, False)) for item in elements]
+    for start in range(0, len(texts), _CHUNK):
+        yield f"{step.verb} element inet {step.table} {step.name} {{ {', '.join(texts[start : start + _CHUNK])} }}"
 
 
 def set_line(item: NftSet) -> str:
@@ -161,22 +90,6 @@ def chain_line(item: NftChain) -> str:
     """A chain's declaration without rules, on one line, to come after ``add``."""
     inside = chain_header(item)
     return f"chain inet {item.table} {item.name}" + (f" {{ {inside} }}" if inside else "")
-
-
-def header(item: NftChain | ListedChain) -> tuple[str | None, str | None, int, str]:
-    """What cannot change in place: type, hook, priority and policy."""
-    return item.type, item.hook, item.priority, "" if item.policy == "accept" else item.policy
-
-
-def marker_lines(marker: Marker | None) -> list[str]:
-    """The marker's table written anew, or removed; it holds rules that no packet meets, whose comments are the marker."""
-    at = f"inet {MARKER_TABLE}"
-    if marker is None:
-        return [f"add table {at}", f"delete table {at}"]
-    comments = [f"epoch {marker.epoch} generation {marker.generation}"]
-    comments += [f"unit {tag} {digest}" for tag, digest in sorted(marker.units.items())]
-    lines = [f"add table {at}", f"add chain {at} {MARKER_CHAIN}", f"flush chain {at} {MARKER_CHAIN}"]
-    return lines + [f'add rule {at} {MARKER_CHAIN} return comment "{text}"' for text in comments]
 
 
 def table_text(objects: Mapping[str, PlanObject]) -> str:
@@ -219,25 +132,3 @@ def member_key(item: NftElement, ranged_value: bool) -> tuple[tuple[int, ...], s
         return tuple(Address(first).packed), text
     parts = first.split(".")
     return (tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else (1 << 32,)), text
-
-
-def _is_table(item: Held) -> bool:
-    return isinstance(item, NftTable) or (isinstance(item, Listed) and item.key.startswith("table "))
-
-
-def path(item: Held) -> Path:
-    """The table that an nft object is in, and the name of the set or chain."""
-    match item:
-        case NftElement():
-            return item.table, item.set
-        case NftTable():
-            return item.name, ""
-        case NftSet() | NftChain() | ListedChain():
-            return item.table, item.name
-        case _:
-            words = item.key.split(" ")
-            return words[1], words[-1]
-
-
-def _at(item: Held | None) -> str:
-    return " ".join(path(item)) if item is not None else ""

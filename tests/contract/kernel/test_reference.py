@@ -18,7 +18,7 @@ from services.kernel.namespace import enter_new_network
 from services.kernel.nft import reference
 from services.kernel.nft.engine import LibNftables
 from services.kernel.nft.reference import Reference
-from services.kernel.nft.text import SCRATCH_PREFIX
+from services.kernel.nft.steps import SCRATCH_PREFIX
 from services.kernel.transaction import Held, ListedChain
 from services.planner.state import HostId
 from services.runtime.errors import MeshmarkError, Permanent, Transient
