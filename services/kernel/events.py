@@ -30,7 +30,7 @@ from services.kernel.nft.steps import SCRATCH_PREFIX
 EventLayer = Literal["nft", "link", "address", "rule", "route", "all"]
 
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
-_NFT_GROUP = 7
+NFT_GROUP = 7
 _ROUTE_GROUPS = (1, 5, 7, 8, 9, 11, 19)  # RTNLGRP_LINK, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE
 _ROUTE_LAYERS: dict[int, tuple[EventLayer, str]] = {
     16: ("link", "new"),
@@ -82,7 +82,7 @@ class EventSource:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        for protocol, groups in ((NETLINK_NETFILTER, (_NFT_GROUP,)), (NETLINK_ROUTE, _ROUTE_GROUPS)):
+        for protocol, groups in ((NETLINK_NETFILTER, (NFT_GROUP,)), (NETLINK_ROUTE, _ROUTE_GROUPS)):
             listener = listening(protocol, groups, self._buffer_bytes)
             self._sockets.append(listener)
             loop.add_reader(listener, self._drain, listener, protocol)

@@ -32,9 +32,9 @@ _GET_TABLE = 10 << 8 | 1  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETTABLE
 _INET = bytes((1, 0, 0, 0))  # nfgenmsg: NFPROTO_INET, version, resource
 _TABLE_NAME, _TABLE_FLAGS = 1, 2  # NFTA_TABLE_NAME, NFTA_TABLE_FLAGS
 
-_CONFLICT = (errno.ENOENT, errno.EEXIST, errno.EBUSY)
-_UNKNOWN = (errno.ENOBUFS, errno.ETIMEDOUT, errno.EAGAIN)
-_TRANSIENT = (errno.EINTR, errno.ENOMEM, errno.ERESTART, errno.EMFILE, errno.ENFILE)
+CONFLICT = (errno.ENOENT, errno.EEXIST, errno.EBUSY, errno.ENOTEMPTY)
+UNKNOWN = (errno.ENOBUFS, errno.ETIMEDOUT, errno.EAGAIN)
+TRANSIENT = (errno.EINTR, errno.ENOMEM, errno.ERESTART, errno.EMFILE, errno.ENFILE)
 
 
 class NftEngine(Protocol):
@@ -68,6 +68,12 @@ class LibNftables:
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         self.run(batch_text(batch, marker, Context(self._is_ranged, self._refilled(batch))))
+        self.forget(batch)
+
+    def forget(self, batch: Sequence[Change]) -> None:
+        """Know nothing any more of sets and tables that were written."""
+        if not self._ranged:
+            return
         gone = {item.subject.key for item in batch if not isinstance(item.subject, NftElement)}
         self._ranged = {path: value for path, value in self._ranged.items() if not gone & {f"set {' '.join(path)}", f"table {path[0]}"}}
 
@@ -172,13 +178,13 @@ def mapped(error: str, text: str) -> MeshmarkError:
     reason = f"nft: {first.strip()} (in {len(text.splitlines())} lines)"
     if "syntax error, unexpected" in error:
         return Permanent(f"{reason}; a set or chain may not have the name of a word of nft, as dnat, mark or fwd")
-    if _says(error, _UNKNOWN):
+    if _says(error, UNKNOWN):
         return OutcomeUnknown(f"{reason}; read back before trying again")
     if _says(error, (errno.EPERM, errno.EACCES)):
         return Permanent(f"{reason}; CAP_NET_ADMIN is needed in this network namespace")
-    if _says(error, _CONFLICT) or "existing" in error:
+    if _says(error, CONFLICT) or "existing" in error:
         return Conflict(f"{reason}; the kernel does not hold what the batch starts from")
-    if _says(error, _TRANSIENT):
+    if _says(error, TRANSIENT):
         return Transient(reason)
     return Permanent(reason)
 

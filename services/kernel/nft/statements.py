@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from msgspec.structs import replace
+
 from schemas.host_objects import NftChain, NftElement, NftSet
 from schemas.nft import (
     ClampMss,
@@ -30,13 +32,29 @@ from schemas.nft import (
 from schemas.values import IPV6, Address
 
 _NAME_SELECTORS = ("iifname", "oifname", "fib saddr . mark oifname")
+_PORT_SELECTORS = ("sport", "dport")
+_PAIR = 2
 _FULL_MARK = 0xFFFFFFFF
 _ONE_VALUE = r"(?:[0-9a-f]*:[0-9a-f:.]*|[0-9]+(?:\.[0-9]+){3}|0x[0-9a-f]+|[0-9]+)(?:/[0-9]+)?"
 _VALUE = re.compile(f"{_ONE_VALUE}(?:-{_ONE_VALUE})?")
 
 
 def rule_text(rule: Rule) -> str:
-    return " ".join(_statement_text(item) for item in rule)
+    return " ".join(_statement_text(item) for item in _kept_apart(rule))
+
+
+def _kept_apart(rule: Rule) -> Rule:
+    """The rule with ports written as prefixes of full length where nft must not join their comparisons.
+
+    nft 1.0.6 makes one comparison of two ports of a header, whatever is between them: of ``!=`` and ``!=`` it makes ``!=`` of the pair, and
+    a counter between them counts what it should not. Two equal ports side by side may be joined.
+    """
+    ports = {place: item for place, item in enumerate(rule) if isinstance(item, Match) and item.selector.endswith(_PORT_SELECTORS)}
+    single = [place for place, item in ports.items() if len(item.values) == 1 and item.values[0].isdigit()]
+    if len(single) < _PAIR or (list(ports) == [single[0], single[0] + 1] and all(item.op == "==" for item in ports.values())):
+        return rule
+    apart = {place: replace(ports[place], values=(f"{ports[place].values[0]}/16",)) for place in single[1:]}
+    return tuple(apart.get(place, item) for place, item in enumerate(rule))
 
 
 def _statement_text(item: Statement) -> str:  # noqa: C901, PLR0911, PLR0912 - one line for each kind of statement

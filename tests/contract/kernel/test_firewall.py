@@ -294,6 +294,11 @@ def test_a_star_in_a_name_is_itself_when_it_is_written_so(host: Host) -> None:
         ([match("source", "fd61::/16"), match("protocol", ["tcp", "udp"]), match("destinationPort", [80, 5001])], True),
         ([match("source", "fd61::/16"), match("protocol", ["tcp", "udp"]), match("destinationPort", [80, 5001], "neq")], False),
         ([match("source", "fd61::9"), match("destination", "fd61::/64", "neq")], False),
+        ([match("protocol", "udp"), match("sourcePort", 5000), match("destinationPort", 5001)], True),
+        ([match("protocol", "udp"), match("sourcePort", 80, "neq"), match("destinationPort", 81, "neq")], True),
+        # nft 1.0.6 would make one comparison of these two.
+        ([match("protocol", "udp"), match("sourcePort", 5000, "neq"), match("destinationPort", 80, "neq")], False),
+        ([match("protocol", "udp"), match("destinationPort", 5001, "neq"), match("sourcePort", 80, "neq")], False),
         ([match("source", "@sources", "neq"), match("source", "fd61::9")], False),
         ([match("source", "10.0.0.0/8")], False),
     ],

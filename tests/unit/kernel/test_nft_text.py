@@ -67,6 +67,10 @@ RULES = {
     "dnat ip to 10.0.0.1:80": (NatTo("dnat", "ip", "10.0.0.1", 80),),
     "dnat ip6 to [fd00::1]:80": (NatTo("dnat", "ip6", "fd00::1", 80),),
     'masquerade comment "it\'s so"': (Masquerade(), Comment("it's so")),
+    "udp sport 1 udp dport 2": (Match("udp sport", ("1",)), Match("udp dport", ("2",))),
+    "udp sport != 1 udp dport != 2/16": (Match("udp sport", ("1",), "!="), Match("udp dport", ("2",), "!=")),
+    "udp sport 1 counter udp dport 2/16": (Match("udp sport", ("1",)), Counter(), Match("udp dport", ("2",))),
+    "udp sport { 1, 2 } udp dport != 3": (Match("udp sport", ("1", "2")), Match("udp dport", ("3",), "!=")),
 }
 
 

@@ -1,0 +1,5 @@
+"""The nfnetlink engine: transactions as netlink messages of our own, sent to the kernel without libnftables.
+
+Values become bytes (`values`, `selectors`, `expressions`, `forms`, `rules`, `elements`, `sets`, `batch`), one socket sends them
+(`exchange`), and `engine` puts it together. Reading is not done here. What cannot be said here is `Inexpressible`, and goes to libnftables.
+"""

@@ -1,0 +1,212 @@
+"""The nfnetlink engine: a batch of changes as one message train, with errors by object and the generation as compare-and-set.
+
+Owns the socket of ``exchange``, from the first commit on a ``watch``, and the libnftables engine, which reads, and writes what cannot be
+expressed here, as whole transactions. Keeps the generation that was current when our tables were last read or written, so a restart
+changes nothing.
+
+When somebody else committed since, the kernel refuses the batch. If no own table was touched, it is sent again; after three times without
+the generation, since a busy stranger must not hold us up. If one was touched, or the kernel does not hold what the batch starts from, that
+is a Conflict. All other errors are the kernel's, with the object that it refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+
+from schemas.host_objects import PlanObject
+from services.kernel.netlink import BE32, NetlinkError, attributes
+from services.kernel.nfnetlink import wire
+from services.kernel.nfnetlink.batch import Batch
+from services.kernel.nfnetlink.elements import Header
+from services.kernel.nfnetlink.exchange import Exchange, NotSent, Outcome
+from services.kernel.nfnetlink.rules import Templates
+from services.kernel.nfnetlink.values import KINDS_BY_NUMBER, Inexpressible, Kind
+from services.kernel.nfnetlink.watch import Watch
+from services.kernel.nfnetlink.wire import Message, SetFlag
+from services.kernel.nft.engine import CONFLICT, TRANSIENT, UNKNOWN, LibNftables
+from services.kernel.nft.steps import steps
+from services.kernel.transaction import Change, Held, Marker
+from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
+
+_TRIES = 3
+_LARGE = 256
+"""Messages from which on the kernel's telling of a transaction costs more than to stop listening to it."""
+_INET = bytes((wire.FAMILY_INET, 0, 0, 0))
+
+
+class Nfnetlink:
+    """The engine over our own messages. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._library = LibNftables()
+        self._exchange = Exchange()
+        self._templates = Templates()
+        self._watch: Watch | None = None
+        self._generation: int | None = None
+        self.version = self._library.version
+
+    def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
+        try:
+            made = Batch(steps(batch, marker), self._templates, self._header)
+        except Inexpressible:
+            self._commit_by_library(batch, marker)
+            return
+        try:
+            outcome = self._sent(made)
+        except NotSent as error:
+            raise _unsent(error) from error
+        except NetlinkError as error:
+            self._reopen()
+            msg = f"nft: {error.strerror}; read back before trying again"
+            raise OutcomeUnknown(msg) from error
+        if outcome.refusals:
+            raise _refused(made, outcome)
+        if outcome.overrun:
+            msg = "nft: the kernel's answers were lost; read back before trying again"
+            raise OutcomeUnknown(msg)
+        self._library.forget(batch)
+
+    def tables(self) -> list[str]:
+        """Own tables without the marker's and scratch ones. From here on, what others change in them is told at the next commit."""
+        if self._watch is not None:
+            self._watch.culprit()
+            self._generation = self._asked_generation()
+        return self._library.tables()
+
+    def read(self, table: str, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
+        return self._library.read(table, wanted)
+
+    def marker(self) -> Marker | None:
+        return self._library.marker()
+
+    def close(self) -> None:
+        self._library.close()
+        self._exchange.close()
+        if self._watch is not None:
+            self._watch.close()
+
+    def _sent(self, made: Batch) -> Outcome:
+        """What came of the batch in the end. Raises Conflict when an own table was changed by somebody else meanwhile."""
+        watch = self._watching()
+        for left in reversed(range(_TRIES + 1)):
+            expected = self._generation if left else None
+            outcome = self._sent_once(made, expected, watch)
+            if not _is_stale(outcome):
+                self._note(expected, outcome, heard_all=len(made.messages) < _LARGE)
+                return outcome
+            self._generation = outcome.generation
+            if culprit := watch.culprit():
+                msg = f"nft: somebody else changed {culprit}; read again"
+                raise Conflict(msg)
+        msg = "nft: the kernel refuses a generation that it was not given"
+        raise Transient(msg)
+
+    def _sent_once(self, made: Batch, expected: int | None, watch: Watch) -> Outcome:
+        if len(made.messages) < _LARGE:
+            return self._exchange.send(made.messages, expected)
+        watch.pause()
+        try:
+            return self._exchange.send(made.messages, expected)
+        finally:
+            watch.resume()
+
+    def _watching(self) -> Watch:
+        """The watch. Before the first commit nothing is known, and nothing is expected of the kernel."""
+        if self._watch is None:
+            self._watch = Watch(self._exchange.port)
+        return self._watch
+
+    def _note(self, expected: int | None, outcome: Outcome, *, heard_all: bool) -> None:
+        """Keep the generation of our own transaction: what came behind it is seen at the next one, if the watch has heard of it."""
+        if outcome.refusals or outcome.generation == expected:
+            return
+        own = outcome.generation if expected is None else expected + 1
+        self._generation = own if heard_all or own == outcome.generation else None
+
+    def _commit_by_library(self, batch: Sequence[Change], marker: Marker | None) -> None:
+        """What came before it is not looked at: libnftables knows no generation."""
+        try:
+            self._library.commit(batch, marker)
+        finally:
+            self._generation = None
+            if self._watch is not None:
+                self._watch.culprit()
+
+    def _asked_generation(self) -> int:
+        try:
+            return self._exchange.generation()
+        except NetlinkError as error:
+            msg = f"nft: the generation could not be asked: {error.strerror}"
+            raise Transient(msg) from error
+
+    def _header(self, table: str, name: str) -> Header:
+        """What the kernel says of a set that the batch does not make."""
+        try:
+            answer = self._exchange.ask(Message.GET_SET, _INET + wire.text(wire.SET_TABLE, table) + wire.text(wire.SET_NAME, name))
+        except NetlinkError as error:
+            raise _mapped(error.errno or 0, f"nft: cannot look at the set {table} {name}: {os.strerror(error.errno or 0)}") from error
+        found = attributes(answer, len(_INET))
+        flags = _number(found, wire.SET_FLAGS)
+        key = _kind(_number(found, wire.SET_KEY_TYPE))
+        if key.size != _number(found, wire.SET_KEY_LENGTH):
+            raise Inexpressible(name, "a set of keys of another length")
+        if not flags & SetFlag.MAP:
+            return Header(key, interval=bool(flags & SetFlag.INTERVAL))
+        data, width = _kind(_number(found, wire.SET_DATA_TYPE)), _number(found, wire.SET_DATA_LENGTH)
+        if width not in (data.size, 2 * data.size):
+            raise Inexpressible(name, "a map to values of another length")
+        return Header(key, data, bool(flags & SetFlag.INTERVAL), width == 2 * data.size)
+
+    def _reopen(self) -> None:
+        """Leave behind what may still be answered."""
+        self._exchange.close()
+        self._exchange = Exchange()
+        self._generation = None
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+
+def _number(found: Mapping[int, bytes], kind: int) -> int:
+    return int(BE32.unpack(found[kind])[0]) if kind in found else 0
+
+
+def _kind(number: int) -> Kind:
+    try:
+        return KINDS_BY_NUMBER[number]
+    except KeyError:
+        raise Inexpressible(number, "a type") from None
+
+
+def _is_stale(outcome: Outcome) -> bool:
+    return any(refusal.number == errno.ERESTART for refusal in outcome.refusals)
+
+
+def _refused(made: Batch, outcome: Outcome) -> MeshmarkError:
+    """The first refusal: those behind it may be its consequences."""
+    refusal = min(outcome.refusals)
+    more = f" ({refusal.text})" if refusal.text else ""
+    more += f", and {len(outcome.refusals) - 1} more" if len(outcome.refusals) > 1 else ""
+    return _mapped(refusal.number, f"nft: cannot {made.culprit(refusal.sequence, refusal.offset)}: {os.strerror(refusal.number)}{more}")
+
+
+def _mapped(number: int, reason: str) -> MeshmarkError:
+    """The error tree's member for an errno of nf_tables."""
+    if number in UNKNOWN:
+        return OutcomeUnknown(f"{reason}; read back before trying again")
+    if number in (errno.EPERM, errno.EACCES):
+        return Permanent(f"{reason}; CAP_NET_ADMIN is needed in this network namespace")
+    if number in CONFLICT:
+        return Conflict(f"{reason}; the kernel does not hold what the batch starts from")
+    if number in TRANSIENT:
+        return Transient(reason)
+    return Permanent(reason)
+
+
+def _unsent(error: NetlinkError) -> MeshmarkError:
+    """Nothing was done."""
+    if error.errno == errno.EMSGSIZE:
+        return Permanent(f"nft: {error.strerror}; the batch is larger than this socket's buffer may be, see net.core.wmem_max")
+    return Transient(f"nft: {error.strerror}")

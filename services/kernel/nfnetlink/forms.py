@@ -1,0 +1,161 @@
+"""A rule taken apart: its form, which many rules share, and what fills the form's holes.
+
+Owns nothing. The form of a statement is a tuple that says all but the values that differ from rule to rule; ``rules`` encodes each form
+once. Words that decide what the rest of a rule may look at (protocols, families) are part of the form, and so are names of sets and chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from schemas.nft import (
+    ClampMss,
+    Comment,
+    CopyMark,
+    Counter,
+    Masquerade,
+    Match,
+    Nat,
+    NatTo,
+    Notrack,
+    Reject,
+    SetCtMark,
+    SetMark,
+    Statement,
+    Verdict,
+    VerdictMap,
+)
+from services.kernel.nfnetlink import values
+from services.kernel.nfnetlink.selectors import SELECTORS, Field
+from services.kernel.nfnetlink.sets import AnonymousSet, anonymous_set
+from services.kernel.nfnetlink.values import IPV4_ADDRESS, IPV6_ADDRESS, PORT, Inexpressible, Kind, host32
+
+Form = tuple[Any, ...]
+"""The kind of form, then what it says: plain values that compare."""
+Hole = bytes | AnonymousSet
+Taken = tuple[Form, tuple[Hole, ...]]
+
+COMMENT_BYTES = 128
+_ALL = 0xFFFFFFFF
+_NONE: tuple[Hole, ...] = ()
+
+
+def _match(item: Match) -> Taken:
+    field = SELECTORS.get(item.selector)
+    if field is None:
+        raise Inexpressible(item.selector, "a selector")
+    if len(item.values) != 1:
+        return _several(item, field)
+    (text,) = item.values
+    if field.literal or item.mask is not None or text.startswith("@"):
+        return _special(item, field, text)
+    kind = field.kind
+    if kind.shape == "number":
+        if "/" in text:
+            return _prefix(item, field, text)
+        if "-" in text:
+            return ("range", item.selector, item.op), tuple(number.to_bytes(kind.size, "big") for number in kind.span(text))
+    elif kind.shape == "name" and values.is_pattern(text):
+        found = values.stem(text)
+        return ("stem", item.selector, item.op, len(found)), (found,)
+    return ("plain", item.selector, item.op), (kind.read(text),)
+
+
+def _several(item: Match, field: Field) -> Taken:
+    """A set of values. None at all, or names of sets among them, is nothing that nft has a word for."""
+    if not item.values or field.mask or any(text.startswith("@") for text in item.values):
+        raise Inexpressible(item.values, f"values of {item.selector}")
+    found = anonymous_set(item.selector, item.values, masked=item.mask is not None)
+    if item.mask is None:
+        return ("set", item.selector, item.op, bool(found.flags)), (found,)
+    if field.kind is not values.MARK or found.flags:
+        raise Inexpressible(item.values, f"masked values of {item.selector}")
+    return ("masked set", item.selector, item.op), (host32(item.mask), found)
+
+
+def _special(item: Match, field: Field, text: str) -> Taken:
+    """A named set, a word that decides what else there is to see, or a value under a mask."""
+    if text.startswith("@"):
+        if item.mask is not None or field.mask:
+            raise Inexpressible(text, "a masked value")
+        return ("lookup", item.selector, item.op, text[1:]), _NONE
+    if field.literal:
+        return ("literal", item.selector, item.op, field.kind.read(text)), _NONE
+    if field.kind is not values.MARK or item.mask is None:
+        raise Inexpressible(item.selector, "a masked selector")
+    return ("masked", item.selector, item.op), (host32(item.mask), values.mark(text))
+
+
+def _prefix(item: Match, field: Field, text: str) -> Taken:
+    """A prefix of whole bytes is compared without the rest; another one under a mask; one of full length is an address."""
+    kind = field.kind
+    first, _, written = text.partition("/")
+    length = values.decimal(written, kind.size * 8)
+    found = kind.read(first)
+    if length == kind.size * 8:
+        return ("plain", item.selector, item.op), (found,)
+    if field.place is None or kind.in_host_order:
+        raise Inexpressible(text, f"a value of {item.selector}")
+    if length and not length % 8:
+        return ("short", item.selector, item.op, length // 8), (found[: length // 8],)
+    return ("bits", item.selector, item.op, length), (kind.span(text)[0].to_bytes(kind.size, "big"),)
+
+
+def _set_mark(item: SetMark | SetCtMark) -> Taken:
+    whose = "meta" if type(item) is SetMark else "ct"
+    if item.mask == _ALL:
+        return ("mark", whose), (host32(item.value),)
+    return ("masked mark", whose), (host32(~item.mask & _ALL), host32(item.value & item.mask))
+
+
+def _copy(item: CopyMark) -> Taken:
+    return (("copy", item.to), _NONE) if item.mask == _ALL else (("masked copy", item.to), (host32(item.mask),))
+
+
+def _nat_to(item: NatTo) -> Taken:
+    kind: Kind = IPV4_ADDRESS if item.family == "ip" else IPV6_ADDRESS
+    if "-" in item.to or ("/" in item.to and item.port is not None):
+        raise Inexpressible(item.to, "where to translate")
+    is_prefix = kind.is_interval(item.to)
+    holes: list[Hole] = [number.to_bytes(kind.size, "big") for number in kind.span(item.to)[: 1 + is_prefix]]
+    if item.port is not None:
+        holes.append(PORT.read(str(item.port)))
+    return ("nat to", item.nat, item.family, is_prefix, item.port is not None), tuple(holes)
+
+
+def _mss(item: ClampMss) -> Taken:
+    return (("mss", True), (PORT.read(str(item.size)),)) if item.size else (("mss", False), _NONE)
+
+
+def _comment(item: Comment) -> Taken:
+    found = item.text.encode()
+    if len(found) > COMMENT_BYTES or b'"' in found or b"\n" in found:
+        raise Inexpressible(item.text, "a comment")
+    return ("comment", len(found)), (found,)
+
+
+_FORMS: dict[type, Callable[[Any], Taken]] = {
+    Match: _match,
+    Counter: lambda _: (("counter",), _NONE),
+    Verdict: lambda item: (("verdict", item.verdict, item.target), _NONE),
+    VerdictMap: lambda item: (("vmap", item.selector, item.map), _NONE),
+    SetMark: _set_mark,
+    SetCtMark: _set_mark,
+    CopyMark: _copy,
+    Nat: lambda item: (("nat", item.nat, item.map, item.prefix, item.family), _NONE),
+    NatTo: _nat_to,
+    Masquerade: lambda _: (("plain statement", "masq"), _NONE),
+    Notrack: lambda _: (("plain statement", "notrack"), _NONE),
+    Reject: lambda _: (("reject",), _NONE),
+    ClampMss: _mss,
+    Comment: _comment,
+}
+
+
+def taken_apart(item: Statement) -> Taken:
+    """A statement's form, and what fills its holes. Raises Inexpressible."""
+    found = _FORMS.get(type(item))
+    if found is None:
+        raise Inexpressible(item, "a statement")
+    return found(item)

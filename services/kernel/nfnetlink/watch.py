@@ -1,0 +1,72 @@
+"""Whether somebody else changed a table of ours since we looked last: what a stale generation alone does not say.
+
+Owns a netlink socket in nftables' multicast group. What it was told by is read only when it is asked, so it is bounded: with more than its
+buffer holds, it does not know.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from schemas.host_objects import OWN_TABLE_PREFIX
+from services.kernel.events import NFT_GROUP, listening, process_name
+from services.kernel.netlink import BE32, NETLINK_NETFILTER, attributes, messages_with_sender, text_of
+from services.kernel.nfnetlink.wire import SUBSYSTEM, Message
+from services.kernel.nft.steps import SCRATCH_PREFIX
+
+_SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
+_BUFFER_BYTES = 8 << 20
+_DATAGRAM_BYTES = 1 << 18
+_GENERATION_PID, _GENERATION_NAME = 2, 3
+_NFGEN_BYTES = 4
+_TABLE = 1  # the attribute of every kind of object that names its table
+
+
+class Watch:
+    """Hears of all transactions from when it is made. `own_port` is the socket by which our own are sent."""
+
+    def __init__(self, own_port: int) -> None:
+        self._own_port = own_port
+        self._socket = listening(NETLINK_NETFILTER, (NFT_GROUP,), _BUFFER_BYTES)
+
+    def culprit(self) -> str:
+        """Who changed which own table since this was asked last; empty when nobody did, or when it cannot be told."""
+        found = touched = ""
+        while True:
+            try:
+                data = self._socket.recv(_DATAGRAM_BYTES)
+            except BlockingIOError:
+                return found
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                touched = ""
+                continue
+            for kind, sender, body in messages_with_sender(data):
+                if kind & ~0xFF != SUBSYSTEM or sender == self._own_port:
+                    continue
+                attributed = attributes(body, _NFGEN_BYTES)
+                if kind & 0xFF != Message.NEW_GENERATION:
+                    touched = touched or _own_table(text_of(attributed.get(_TABLE, b"")))
+                elif touched:
+                    found, touched = found or f"{touched}, by {_who(attributed)}", ""
+
+    def pause(self) -> None:
+        """Hear nothing for a while: a large transaction goes faster when the kernel need not tell of it."""
+        self._socket.setsockopt(_SOL_NETLINK, _DROP_MEMBERSHIP, NFT_GROUP)
+
+    def resume(self) -> None:
+        self._socket.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, NFT_GROUP)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _own_table(name: str) -> str:
+    return f"table {name}" if name.startswith(OWN_TABLE_PREFIX) and not name.startswith(SCRATCH_PREFIX) else ""
+
+
+def _who(generation: dict[int, bytes]) -> str:
+    pid = BE32.unpack(generation[_GENERATION_PID])[0] if _GENERATION_PID in generation else 0
+    name = text_of(generation.get(_GENERATION_NAME, b"")) or process_name(pid)
+    return f"{name or 'somebody'} (process {pid})" if pid else "somebody"
