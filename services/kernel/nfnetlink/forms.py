@@ -7,6 +7,8 @@ once. Words that decide what the rest of a rule may look at (protocols, families
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from socket import inet_pton
 from typing import Any
 
 from schemas.nft import (
@@ -26,22 +28,24 @@ from schemas.nft import (
     Verdict,
     VerdictMap,
 )
+from schemas.values import IPV4, IPV6, SOCKET_FAMILY
 from services.kernel.nfnetlink import values
 from services.kernel.nfnetlink.selectors import SELECTORS, Field
 from services.kernel.nfnetlink.sets import AnonymousSet, anonymous_set
 from services.kernel.nfnetlink.values import IPV4_ADDRESS, IPV6_ADDRESS, PORT, Inexpressible, Kind, host32
 
-Form = tuple[Any, ...]
-"""The kind of form, then what it says: plain values that compare."""
 Hole = bytes | AnonymousSet
-Taken = tuple[Form, tuple[Hole, ...]]
+Said = tuple[Any, ...]
+"""The kind of form, then what it says: plain values that compare."""
+_Taken = tuple[Said, tuple[Hole, ...]]
 
 COMMENT_BYTES = 128
 _ALL = 0xFFFFFFFF
+_KEPT = 4096
 _NONE: tuple[Hole, ...] = ()
 
 
-def _match(item: Match) -> Taken:
+def _match(item: Match) -> _Taken:
     field = SELECTORS.get(item.selector)
     if field is None:
         raise Inexpressible(item.selector, "a selector")
@@ -62,7 +66,7 @@ def _match(item: Match) -> Taken:
     return ("plain", item.selector, item.op), (kind.read(text),)
 
 
-def _several(item: Match, field: Field) -> Taken:
+def _several(item: Match, field: Field) -> _Taken:
     """A set of values. None at all, or names of sets among them, is nothing that nft has a word for."""
     if not item.values or field.mask or any(text.startswith("@") for text in item.values):
         raise Inexpressible(item.values, f"values of {item.selector}")
@@ -74,7 +78,7 @@ def _several(item: Match, field: Field) -> Taken:
     return ("masked set", item.selector, item.op), (host32(item.mask), found)
 
 
-def _special(item: Match, field: Field, text: str) -> Taken:
+def _special(item: Match, field: Field, text: str) -> _Taken:
     """A named set, a word that decides what else there is to see, or a value under a mask."""
     if text.startswith("@"):
         if item.mask is not None or field.mask:
@@ -87,7 +91,7 @@ def _special(item: Match, field: Field, text: str) -> Taken:
     return ("masked", item.selector, item.op), (host32(item.mask), values.mark(text))
 
 
-def _prefix(item: Match, field: Field, text: str) -> Taken:
+def _prefix(item: Match, field: Field, text: str) -> _Taken:
     """A prefix of whole bytes is compared without the rest; another one under a mask; one of full length is an address."""
     kind = field.kind
     first, _, written = text.partition("/")
@@ -102,18 +106,18 @@ def _prefix(item: Match, field: Field, text: str) -> Taken:
     return ("bits", item.selector, item.op, length), (kind.span(text)[0].to_bytes(kind.size, "big"),)
 
 
-def _set_mark(item: SetMark | SetCtMark) -> Taken:
+def _set_mark(item: SetMark | SetCtMark) -> _Taken:
     whose = "meta" if type(item) is SetMark else "ct"
     if item.mask == _ALL:
         return ("mark", whose), (host32(item.value),)
     return ("masked mark", whose), (host32(~item.mask & _ALL), host32(item.value & item.mask))
 
 
-def _copy(item: CopyMark) -> Taken:
+def _copy(item: CopyMark) -> _Taken:
     return (("copy", item.to), _NONE) if item.mask == _ALL else (("masked copy", item.to), (host32(item.mask),))
 
 
-def _nat_to(item: NatTo) -> Taken:
+def _nat_to(item: NatTo) -> _Taken:
     kind: Kind = IPV4_ADDRESS if item.family == "ip" else IPV6_ADDRESS
     if "-" in item.to or ("/" in item.to and item.port is not None):
         raise Inexpressible(item.to, "where to translate")
@@ -124,18 +128,18 @@ def _nat_to(item: NatTo) -> Taken:
     return ("nat to", item.nat, item.family, is_prefix, item.port is not None), tuple(holes)
 
 
-def _mss(item: ClampMss) -> Taken:
+def _mss(item: ClampMss) -> _Taken:
     return (("mss", True), (PORT.read(str(item.size)),)) if item.size else (("mss", False), _NONE)
 
 
-def _comment(item: Comment) -> Taken:
+def _comment(item: Comment) -> _Taken:
     found = item.text.encode()
     if len(found) > COMMENT_BYTES or b'"' in found or b"\n" in found:
         raise Inexpressible(item.text, "a comment")
     return ("comment", len(found)), (found,)
 
 
-_FORMS: dict[type, Callable[[Any], Taken]] = {
+_FORMS: dict[type, Callable[[Any], _Taken]] = {
     Match: _match,
     Counter: lambda _: (("counter",), _NONE),
     Verdict: lambda item: (("verdict", item.verdict, item.target), _NONE),
@@ -153,9 +157,51 @@ _FORMS: dict[type, Callable[[Any], Taken]] = {
 }
 
 
-def taken_apart(item: Statement) -> Taken:
-    """A statement's form, and what fills its holes. Raises Inexpressible."""
-    found = _FORMS.get(type(item))
-    if found is None:
-        raise Inexpressible(item, "a statement")
-    return found(item)
+class Form:
+    """What a statement says but for the values in it. Made by ``Forms`` alone, so that equal forms are one object, which compares fast."""
+
+    __slots__ = ("kind", "says")
+
+    def __init__(self, said: Said) -> None:
+        self.kind: str = said[0]
+        self.says = said[1:]
+
+
+Taken = tuple[Form, tuple[Hole, ...]]
+
+
+@lru_cache(maxsize=_KEPT)
+def _form(said: Said) -> Form:
+    return Form(said)
+
+
+_ADDRESSES = {
+    selector: (SOCKET_FAMILY[family], {op: _form(("plain", selector, op)) for op in ("==", "!=")})
+    for family, selectors in ((IPV4, ("ip saddr", "ip daddr")), (IPV6, ("ip6 saddr", "ip6 daddr")))
+    for selector in selectors
+}
+"""What differs most between rules: its socket family, and its form by operator."""
+
+
+class Forms:
+    """Takes statements apart. Owns what it found of the last few thousand of those that many rules share: `known` by statement."""
+
+    def __init__(self) -> None:
+        self.known: dict[Statement, Taken] = {}
+
+    def of(self, item: Statement) -> Taken:
+        """A statement's form, and what fills its holes. Raises Inexpressible."""
+        if type(item) is Match and item.selector in _ADDRESSES and len(item.values) == 1 and item.mask is None:
+            family, forms = _ADDRESSES[item.selector]
+            try:
+                # Not kept: addresses are what rules do not share.
+                return forms[item.op], (inet_pton(family, item.values[0]),)
+            except (OSError, ValueError):
+                pass
+        found = self.known.get(item)
+        if found is None:
+            if len(self.known) >= _KEPT:
+                self.known.clear()
+            said, holes = _FORMS[type(item)](item)
+            found = self.known[item] = _form(said), holes
+        return found

@@ -16,7 +16,7 @@ from schemas.nft import Rule
 from services.kernel.nfnetlink import expressions as made
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.expressions import EQUAL, OPERATORS, REGISTER, SECOND, UNEQUAL, Piece, Pieces
-from services.kernel.nfnetlink.forms import Form, Hole, taken_apart
+from services.kernel.nfnetlink.forms import Form, Forms, Hole, Said
 from services.kernel.nfnetlink.selectors import SELECTORS, Field
 from services.kernel.nfnetlink.sets import ANONYMOUS
 from services.kernel.nfnetlink.values import IPV4_ADDRESS, IPV6_ADDRESS, MARK, PORT, Inexpressible
@@ -30,7 +30,6 @@ _MATCHES = frozenset(("lookup", "literal", "range", "stem", "plain", "set", "mas
 _WITH_SETS = frozenset(("set", "masked set"))
 _SET_ID_BYTES = 4
 _SENDER_BYTES = 4  # of what follows the sequence number, the rest of the message's header
-Forms = tuple[Form, ...]
 
 
 class Template(NamedTuple):
@@ -66,36 +65,40 @@ class _Known:
 
 
 class Templates:
-    """The templates of all forms that were met."""
+    """The templates of all forms that were met, and what takes rules apart into these."""
 
     def __init__(self) -> None:
-        self._found: dict[Forms, Template] = {}
+        self.forms = Forms()
+        self._found: dict[tuple[Form, ...], Template] = {}
 
-    def of(self, forms: Forms, rule: Rule) -> Template:
+    def of(self, forms: tuple[Form, ...], rule: Rule) -> Template:
         """The template of a rule with these forms. Raises Inexpressible."""
         found = self._found.get(forms)
         if found is None:
             if len(self._found) >= _KEPT:
                 self._found.clear()
-            found = self._found[forms] = _template(forms, [len(taken_apart(item)[1]) for item in rule])
+            found = self._found[forms] = _template(forms, [len(self.forms.of(item)[1]) for item in rule])
         return found
 
 
-class Bound(NamedTuple):
+class Bound:
     """A template in one chain: a message in parts, with the header up to its sequence number, that number, then literals and holes in turn.
 
-    The parts are filled in again for each rule.
+    The parts are filled in again for each rule. `has_sets` tells of holes for what is a set and has no number yet.
     """
 
-    parts: list[bytes]
-    order: tuple[int, ...] | None
-    has_sets: bool
+    __slots__ = ("_order", "_parts", "has_sets")
+
+    def __init__(self, parts: list[bytes], order: tuple[int, ...] | None, *, has_sets: bool) -> None:
+        self._parts = parts
+        self._order = order
+        self.has_sets = has_sets
 
     def message(self, holes: Sequence[bytes], sequence: int) -> bytes:
         """A rule at the end of the chain."""
-        parts = self.parts
+        parts = self._parts
         parts[1] = _U32(sequence)
-        parts[3::2] = holes if self.order is None else [holes[place] for place in self.order]
+        parts[3::2] = holes if self._order is None else [holes[place] for place in self._order]
         return b"".join(parts)
 
 
@@ -105,14 +108,16 @@ class Rules:
     def __init__(self, templates: Templates, table: str, chain: str) -> None:
         self._templates = templates
         self._where = wire.ROUTING + wire.text(wire.RULE_TABLE, table) + wire.text(wire.RULE_CHAIN, chain)
-        self._bound: dict[Forms, Bound] = {}
+        self._bound: dict[tuple[Form, ...], Bound] = {}
+        self._known = templates.forms.known.get
 
     def taken_apart(self, rule: Rule) -> tuple[Bound, list[Hole]]:
         """The rule's form as it is in this chain, and what is to fill it. Raises Inexpressible."""
         forms: list[Form] = []
         holes: list[Hole] = []
+        known = self._known
         for statement in rule:
-            form, found = taken_apart(statement)
+            form, found = known(statement) or self._templates.forms.of(statement)
             forms.append(form)
             holes += found
         key = tuple(forms)
@@ -121,31 +126,31 @@ class Rules:
             bound = self._bound[key] = self._bind(key, rule)
         return bound, holes
 
-    def _bind(self, forms: Forms, rule: Rule) -> Bound:
+    def _bind(self, forms: tuple[Form, ...], rule: Rule) -> Bound:
         found = self._templates.of(forms, rule)
         length = len(self._where) - _SENDER_BYTES + found.length
         parts = [wire.preamble(Message.NEW_RULE, wire.CREATE | wire.APPEND, length), b"", self._where + found.literals[0]]
         for literal in found.literals[1:]:
             parts += (b"", literal)
-        return Bound(parts, found.order, any(form[0] in _WITH_SETS for form in forms))
+        return Bound(parts, found.order, has_sets=any(form.kind in _WITH_SETS for form in forms))
 
 
 # From forms to expressions -----------------------------------------------------------------------------------------------------------
 
 
-def _template(forms: Forms, counts: Sequence[int]) -> Template:
+def _template(forms: tuple[Form, ...], counts: Sequence[int]) -> Template:
     """`counts` says how many holes each form has."""
     known = _Known()
     pieces: list[Piece] = []
     comment: Pieces = ()
     order: list[int] = []
     ends = list(itertools.accumulate(counts))
-    numbered = [(form, tuple(range(end - count, end))) for form, count, end in zip(forms, counts, ends, strict=True)]
-    for form, places in _joined(numbered):
-        if form[0] == "comment":
-            comment = made.holder(wire.RULE_USERDATA, (bytes((0, form[1] + 1)), form[1], b"\0"))
+    numbered = [((form.kind, *form.says), tuple(range(end - count, end))) for form, count, end in zip(forms, counts, ends, strict=True)]
+    for (kind, *says), places in _joined(numbered):
+        if kind == "comment":
+            comment = made.holder(wire.RULE_USERDATA, (bytes((0, says[0] + 1)), says[0], b"\0"))
         else:
-            pieces += _ENCODERS[form[0]](known, *form[1:])
+            pieces += _ENCODERS[kind](known, *says)
         order += places
     return _filled((*made.holder(wire.nested(wire.RULE_EXPRESSIONS), pieces), *comment), order)
 
@@ -160,7 +165,7 @@ def _filled(pieces: Pieces, order: list[int]) -> Template:
     return Template(tuple(literals), made.size(pieces), None if order == sorted(order) else tuple(order))
 
 
-def _joined(forms: list[tuple[Form, tuple[int, ...]]]) -> list[tuple[Form, tuple[int, ...]]]:
+def _joined(forms: list[tuple[Said, tuple[int, ...]]]) -> list[tuple[Said, tuple[int, ...]]]:
     """Two equal ports of one header, side by side, as one comparison of both."""
     ports = [place for place, (form, _) in enumerate(forms) if form[0] in _MATCHES and form[1].endswith(("sport", "dport"))]
     if len(ports) != 2 or ports[0] + 1 != ports[1]:  # noqa: PLR2004 - a source and a destination
