@@ -8,7 +8,7 @@ end at zero, which says that nothing is before. That is left out: of a set that 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from schemas.host_objects import NftElement
@@ -24,6 +24,7 @@ _NEST_BYTES = 60_000
 _END = be32(wire.ELEMENT_FLAGS, 1)
 _OPEN = attribute(wire.ELEMENT_USERDATA, user_number(1, 1))
 _BEFORE_KEY = 12  # the heads of three attributes around each other
+_BEFORE_VALUE = 8  # of two
 _FAMILY_BYTES = 4
 _ATTRIBUTE = struct.Struct("=HH")
 
@@ -39,19 +40,28 @@ class Header(NamedTuple):
 
 def added(header: Header, elements: Sequence[NftElement]) -> list[bytes]:
     """Items for new elements."""
-    if header.data is None and any(item.value for item in elements):
+    if header.data is None and any(element.value for element in elements):
         raise Inexpressible(elements[0].key, "an element without a value")
-    data = [_data(header, item.value) for item in elements] if header.data is not None else []
-    if header.interval:
-        return interval_items(header.key, [header.key.span(item.element) for item in elements], data)
-    return _plain_items(header.key, elements, data)
+    data = _data(header, elements) if header.data is not None else [b""] * len(elements)
+    return _items_of(header, elements, data)
 
 
 def deleted(header: Header, elements: Sequence[NftElement]) -> list[bytes]:
     """Items for elements that go, which are known by their keys."""
+    return _items_of(header, elements, [b""] * len(elements))
+
+
+def _items_of(header: Header, elements: Sequence[NftElement], data: Sequence[bytes]) -> list[bytes]:
+    kind = header.key
     if header.interval:
-        return interval_items(header.key, [header.key.span(item.element) for item in elements], ())
-    return _plain_items(header.key, elements, ())
+        span = kind.span
+        return interval_items(kind, [span(element.element) for element in elements], data)
+    read, around = kind.read, _around(kind.size, data)
+    found = []
+    for element, value in zip(elements, data, strict=True):
+        head, tail = around[len(value)]
+        found.append(head + read(element.element) + tail + value)
+    return found
 
 
 def item(key: bytes, *more: bytes) -> bytes:
@@ -64,47 +74,54 @@ def zero_end(kind: Kind) -> bytes:
 
 
 def interval_items(kind: Kind, spans: Sequence[tuple[int, int]], data: Sequence[bytes]) -> list[bytes]:
-    """Begin and end of each span. `data` is the value of each, if they have some."""
+    """Begin and end of each span. `data` is what comes after the key of each begin."""
+    size, last = kind.size, kind.last
+    around, (end_head, end_tail) = _around(size, data), _around(size, [_END])[len(_END)]
+    end_tail += _END
     found = []
-    middle, last = _around(kind.size, len(_END)), kind.last
-    for place, (low, high) in enumerate(spans):
-        found.append(item(low.to_bytes(kind.size, "big"), data[place] if data else b"", _OPEN if high == last else b""))
-        if high != last:
-            found.append(middle[0] + (high + 1).to_bytes(kind.size, "big") + middle[1] + _END)
+    for (low, high), value in zip(spans, data, strict=True):
+        if high == last:
+            found.append(item(low.to_bytes(size, "big"), value, _OPEN))
+            continue
+        head, tail = around[len(value)]
+        found += (
+            head + low.to_bytes(size, "big") + tail + value,
+            end_head + (high + 1).to_bytes(size, "big") + end_tail,
+        )
     return found
 
 
-def _plain_items(kind: Kind, elements: Sequence[NftElement], data: Sequence[bytes]) -> list[bytes]:
-    read = kind.read
-    if not data:
-        head, tail = _around(kind.size, 0)
-        return [head + read(element.element) + tail for element in elements]
-    arounds = {length: _around(kind.size, length) for length in set(map(len, data))}
-    found = []
-    for element, value in zip(elements, data, strict=True):
-        head, tail = arounds[len(value)]
-        found.append(head + read(element.element) + tail + value)
+def _around(size: int, data: Iterable[bytes]) -> dict[int, tuple[bytes, bytes]]:
+    """What is before and after a key of `size` bytes in an item, by the length of what comes after that."""
+    found = {}
+    for length in set(map(len, data)):
+        whole = item(bytes(size), bytes(length))
+        found[length] = whole[:_BEFORE_KEY], whole[_BEFORE_KEY + size : len(whole) - length]
     return found
 
 
-def _around(size: int, more: int) -> tuple[bytes, bytes]:
-    """What is before and after a key of `size` bytes in an item that has `more` bytes after the key."""
-    whole = item(bytes(size), bytes(more))
-    return whole[:_BEFORE_KEY], whole[_BEFORE_KEY + size : len(whole) - more]
-
-
-def _data(header: Header, text: str) -> bytes:
+def _data(header: Header, elements: Sequence[NftElement]) -> list[bytes]:
+    """The values of elements as attributes, each encoded once."""
     kind = header.data
     assert kind is not None
     if kind is VERDICT:
-        code, _, chain = text.partition(" ")
-        if code not in wire.VERDICTS or (code == "jump") != bool(chain):
-            raise Inexpressible(text, "a verdict")
-        return nest(wire.ELEMENT_DATA, wire.verdict(code, chain))
+        found = {text: _verdict(text) for text in {element.value for element in elements}}
+        return [found[element.value] for element in elements]
+    width = kind.size * (2 if header.ranged_data else 1)
+    whole = nest(wire.ELEMENT_DATA, attribute(wire.DATA_VALUE, bytes(width)))
+    head, tail = whole[:_BEFORE_VALUE], whole[_BEFORE_VALUE + width :]
     if not header.ranged_data:
-        return nest(wire.ELEMENT_DATA, attribute(wire.DATA_VALUE, kind.read(text)))
-    low, high = kind.span(text)
-    return nest(wire.ELEMENT_DATA, attribute(wire.DATA_VALUE, low.to_bytes(kind.size, "big") + high.to_bytes(kind.size, "big")))
+        read = kind.read
+        return [head + read(element.value) + tail for element in elements]
+    size, spans = kind.size, [kind.span(element.value) for element in elements]
+    return [head + low.to_bytes(size, "big") + high.to_bytes(size, "big") + tail for low, high in spans]
+
+
+def _verdict(text: str) -> bytes:
+    code, _, chain = text.partition(" ")
+    if code not in wire.VERDICTS or (code == "jump") != bool(chain):
+        raise Inexpressible(text, "a verdict")
+    return nest(wire.ELEMENT_DATA, wire.verdict(code, chain))
 
 
 def messages(kind: Message, at: Path, items: Sequence[bytes], sequence: int, number: int = 0) -> Iterator[bytes]:

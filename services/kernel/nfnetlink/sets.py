@@ -86,7 +86,7 @@ def anonymous_set(selector: Selector, texts: Sequence[str], *, masked: bool) -> 
         return AnonymousSet(kind, 0, notes + typeof, len(keys), tuple(elements.item(key) for key in keys))
     spans = _merged(kind.span(text) for text in texts)
     size = 2 * len(spans) + bool(spans[0][0])
-    items = ((elements.zero_end(kind),) if spans[0][0] else ()) + tuple(elements.interval_items(kind, spans, ()))
+    items = ((elements.zero_end(kind),) if spans[0][0] else ()) + tuple(elements.interval_items(kind, spans, [b""] * len(spans)))
     return AnonymousSet(kind, SetFlag.INTERVAL, notes + user_number(_MERGED, 1) + typeof, size, items)
 
 

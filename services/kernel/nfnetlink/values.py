@@ -20,6 +20,9 @@ _HOST32 = struct.Struct("=I")
 _PORT = struct.Struct(">H")
 _PORT_LAST, _MARK_LAST, _PROTOCOL_LAST = 0xFFFF, 0xFFFFFFFF, 0xFF
 _HOST_ORDER, _NETWORK_ORDER = 1, 2
+_NO_LENGTH = 1 << 16
+_LENGTHS = {str(length): length for length in range(129)}
+"""Lengths of prefixes by their text: what is not here is none."""
 
 
 class Inexpressible(Exception):
@@ -65,7 +68,9 @@ class Kind(NamedTuple):
             return _name_span(text)
         first, slash, length = text.partition("/")
         if slash:
-            free = self.size * 8 - decimal(length, self.size * 8)
+            free = self.size * 8 - _LENGTHS.get(length, _NO_LENGTH)
+            if free < 0:
+                raise Inexpressible(text, "a prefix")
             low = self._counted(first) >> free << free
             return low, low | (1 << free) - 1
         first, dash, last = text.partition("-")
