@@ -294,4 +294,4 @@ def _is_retried(error: MeshmarkError) -> bool:
 
 async def main(context: Context) -> None:
     """Run the applier until the context says stop."""
-    await ApplierService(context, LinuxKernel(Path(context.settings.state_dir)), Look()).run()
+    await ApplierService(context, LinuxKernel(Path(context.settings.state_dir), nft_engine=context.settings.nft_engine), Look()).run()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from services.kernel.interfaces import Interfaces
 from services.kernel.links import Links, held_overlay, rtnetlink
 from services.kernel.neighbours import Neighbours
 from services.kernel.netlink import NETLINK_GENERIC, NETLINK_ROUTE, NetlinkSocket
+from services.kernel.nfnetlink.engine import Nfnetlink
 from services.kernel.nft.engine import LibNftables, NftEngine
 from services.kernel.nft.raw import RawTables
 from services.kernel.nft.reading import Reading
@@ -41,8 +42,12 @@ from services.kernel.wireguard import Wireguard
 from services.kernel.wireguard_kernel import KernelModule
 from services.kernel.wireguard_key import KeyFile
 from services.runtime.errors import MeshmarkError, Permanent
+from services.runtime.settings import NftEngineName
 
 _BY_DEVICE: frozenset[Layer] = frozenset(("link", "address", "neighbour", "wireguard"))
+
+
+_ENGINES: dict[NftEngineName, Callable[[], NftEngine]] = {"nfnetlink": Nfnetlink, "libnftables": LibNftables}
 
 
 class LinuxKernel:
@@ -50,15 +55,16 @@ class LinuxKernel:
 
     `state_dir` holds the private key and the sysctls' old values. None is for a process that only looks, and is to see no private key of
     ours: it gives WireGuard links with the public key that they have, and wanted ones with the one that the plan knows. One that
-    `remembers` keeps what it read of nftables last, and lists only what has changed since: for who reads again and again.
+    `remembers` keeps what it read of nftables last, and lists only what has changed since: for who reads again and again. `nft_engine` is
+    what writes nftables objects: our own messages, or libnftables.
     """
 
-    def __init__(self, state_dir: Path | None, *, remembers: bool = False) -> None:
+    def __init__(self, state_dir: Path | None, *, remembers: bool = False, nft_engine: NftEngineName = "nfnetlink") -> None:
         self._netlink = NetlinkSocket(NETLINK_ROUTE)
         self._library = Library()
         links = rtnetlink(self._library)
         self._conntrack = Conntrack(self._library)
-        self._engine: NftEngine = LibNftables()
+        self._engine = _ENGINES[nft_engine]()
         self._raw = RawTables()
         self._reading = Reading(self._engine, self._raw) if remembers else None
         self._seen: bytes | None = None

@@ -26,6 +26,7 @@ _CREDENTIALS_MODE = 0o600
 log = structlog.get_logger(__name__)
 
 Seconds = Annotated[float, Meta(ge=0)]
+NftEngineName = Literal["nfnetlink", "libnftables"]
 
 
 class BrokerSettings(Struct, frozen=True, kw_only=True):
@@ -61,6 +62,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shutdown_s: Seconds = 10.0
     connect_s: Seconds = 30.0
     lost_after_s: Seconds = 0.0
+    nft_engine: NftEngineName = "nfnetlink"
 
     def broker(self) -> BrokerSettings:
         """How to reach NATS, with the user of the credentials file."""

@@ -26,6 +26,7 @@ from services.kernel.nfnetlink.values import KINDS_BY_NUMBER, Inexpressible, Kin
 from services.kernel.nfnetlink.watch import Watch
 from services.kernel.nfnetlink.wire import Message, SetFlag
 from services.kernel.nft.engine import CONFLICT, TRANSIENT, UNKNOWN, LibNftables
+from services.kernel.nft.raw import PartKey
 from services.kernel.nft.steps import steps
 from services.kernel.transaction import Change, Held, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
@@ -77,6 +78,9 @@ class Nfnetlink:
 
     def read(self, table: str, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
         return self._library.read(table, wanted)
+
+    def read_part(self, table: str, part: PartKey, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
+        return self._library.read_part(table, part, wanted)
 
     def marker(self) -> Marker | None:
         return self._library.marker()

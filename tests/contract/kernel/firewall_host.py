@@ -15,6 +15,7 @@ from schemas.firewall import FirewallConfiguration
 from schemas.host_objects import PlanObject
 from schemas.topology import convert_topology
 from services.kernel.namespace import enter_new_network
+from services.kernel.nfnetlink.engine import Nfnetlink
 from services.kernel.nft.engine import LibNftables
 from services.kernel.nft.reference import Reference
 from services.kernel.transaction import Change, changes, repairs, with_dependents
@@ -30,7 +31,8 @@ class Host:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, initializer=enter_new_network, thread_name_prefix="firewall")
-        self.engine: LibNftables = self.call(LibNftables)
+        self.engine: Nfnetlink = self.call(Nfnetlink)
+        self.library: LibNftables = self.call(LibNftables)
         self._reference = Reference(LibNftables)
         self.held: dict[str, PlanObject] = {}
 
@@ -70,6 +72,7 @@ class Host:
 
     def close(self) -> None:
         self.call(self.engine.close)
+        self.call(self.library.close)
         self._thread.shutdown()
 
 

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from schemas.host_objects import NftTable, PlanObject, PolicyRule, Route, VxlanLink
 from schemas.values import Address, Mac, Prefix
 from services.kernel.fake import FakeHost, FakeKernel
@@ -19,6 +21,7 @@ from services.kernel.linux import LinuxKernel
 from services.kernel.namespace import enter_network
 from services.kernel.port import Kernel
 from services.kernel.transaction import Change, Marker, repairs
+from services.runtime.settings import NftEngineName
 from tests.hosts import has_geneve
 
 _numbers = itertools.count()
@@ -27,6 +30,12 @@ _ZERO = (
     *(f"ipv6/{name}" for name in ("conf/all/forwarding", "conf/all/disable_ipv6", "conf/default/disable_ipv6", "fwmark_reflect")),
 )
 _ORDER = ("sysctl", "rule", "link", "address", "neighbour", "wireguard", "route")
+
+OVER_BOTH_ENGINES = pytest.mark.parametrize(
+    "machine",
+    ["fake", *(pytest.param(engine, marks=pytest.mark.privileged) for engine in ("nfnetlink", "libnftables"))],
+    indirect=True,
+)
 
 
 class FakeMachine:
@@ -86,11 +95,12 @@ class LinuxMachine:
 
     is_real = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine: NftEngineName = "nfnetlink") -> None:
         # Short, since it is part of interface names; unlike any other run's, since WireGuard's sockets share one folder.
         self.tag = f"{os.getpid() % 46656:x}{next(_numbers):x}"
         self.namespace = f"mm-test-{self.tag}"
         self._folder = folder
+        self._engine = engine
         self._taken: dict[int, socket.socket] = {}
         subprocess.run(["ip", "netns", "add", self.namespace], check=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.namespace)
@@ -181,7 +191,8 @@ class LinuxMachine:
             time.sleep(0.01)
 
     def _make(self) -> Kernel:
-        return InThread(self._thread, self._thread.submit(lambda: LinuxKernel(self._folder, remembers=True)).result())  # type: ignore[return-value]
+        made = self._thread.submit(lambda: LinuxKernel(self._folder, remembers=True, nft_engine=self._engine))
+        return InThread(self._thread, made.result())  # type: ignore[return-value]
 
 
 class InThread:

@@ -10,7 +10,9 @@ from schemas.host_objects import NftChain, NftElement, NftSet, NftTable, PlanObj
 from schemas.nft import Counter, Match, Verdict, VerdictMap
 from services.kernel.transaction import Change, Marker, changes, with_dependents
 from services.runtime.errors import Conflict, MeshmarkError, Permanent
-from tests.contract.kernel.machines import Machine, differences
+from tests.contract.kernel.machines import OVER_BOTH_ENGINES, Machine, differences
+
+pytestmark = OVER_BOTH_ENGINES
 
 T = "meshmark.step"
 ACCEPT, DROP = (Verdict("accept"),), (Counter(), Verdict("drop"))

@@ -13,7 +13,9 @@ from schemas.values import Address, Prefix
 from services.kernel.fake import FakeHost
 from services.kernel.transaction import Change, Listed, ListedChain
 from tests.contract.kernel.gateway_plan import PEERS, TABLE
-from tests.contract.kernel.machines import Machine, converge, differences, make
+from tests.contract.kernel.machines import OVER_BOTH_ENGINES, Machine, converge, differences, make
+
+pytestmark = OVER_BOTH_ENGINES
 
 
 class Tampering(NamedTuple):

@@ -72,7 +72,7 @@ def test_any_valid_configuration_loads_and_lists_as_its_reference(shared: Host, 
             shared.hold(item)
             assert shared.differences() == []
             assert shared.hold(item) == []
-        shared.call(shared.engine.run, f"delete table inet {TABLE}\n{table_text(shared.held)}")
+        shared.call(shared.library.run, f"delete table inet {TABLE}\n{table_text(shared.held)}")
         assert shared.differences() == [], "as it is printed"
     finally:
         shared.held = {key: found for key, found in shared.held.items() if isinstance(found, NftTable)}
@@ -90,7 +90,7 @@ def test_names_that_are_no_words_of_nftables_can_be_used(host: Host) -> None:
         with pytest.raises(ValueError, match="word of nftables"):
             identifier(name)
         with pytest.raises(Permanent):
-            host.call(host.engine.run, f"add table inet {TABLE}\nadd set inet {TABLE} {name} {{ type mark; }}")
+            host.call(host.library.run, f"add table inet {TABLE}\nadd set inet {TABLE} {name} {{ type mark; }}")
 
 
 COMMENTS = [
