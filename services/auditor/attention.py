@@ -70,6 +70,10 @@ class Attention:
         self._layers, self._suspects = set(), {}
         return layers, suspects
 
+    def suspects(self) -> Mapping[DriftLayer, Suspect]:
+        """Who was seen since: a look may come upon a change before the word of it is heard."""
+        return dict(self._suspects)
+
     def fallen(self) -> Mapping[str, int]:
         """Links that went down or away and may lack what was on them, each with the number of its last fall."""
         return dict(self._fallen)

@@ -149,6 +149,7 @@ class AuditorService:
             seen = await self._look_again(current, layers, fallen)
         if seen is None:
             return
+        suspects = {**self._attention.suspects(), **suspects}
         events = self._ledger.observe(seen.findings, seen.layers, time.time(), suspects, current.generation)
         if any(event.state == "raised" for event in events):
             self._repair_due_s, self._repairs_in_vain = None, 0

@@ -168,6 +168,8 @@ async def _at_work(machine: LinuxMachine, folder: Path, policy: DriftPolicy, qui
             task = asyncio.create_task(AuditorService(context, LinuxKernel(None)).run())
             try:
                 watched = Watched(machine, broker, applier)
+                looks = context.metrics.registry
+                await watched.until(lambda: bool(looks.get_sample_value("meshmark_audit_seconds_count")))
                 assert await watched.is_silent()
                 yield watched
             finally:

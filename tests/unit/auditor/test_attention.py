@@ -58,7 +58,9 @@ def test_the_first_at_each_layer_is_the_suspect() -> None:
         KernelEvent("address", 8, "dhclient"),
     ):
         attention.note(event)
-    assert attention.take()[1] == {"route": Suspect(3, "ip"), "link": Suspect(5, "ip")}
+    seen = {"route": Suspect(3, "ip"), "link": Suspect(5, "ip")}
+    assert attention.suspects() == seen
+    assert attention.take()[1] == seen
     assert attention.take()[1] == {}
 
 
