@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise, permutations
 
 import pytest
 
@@ -15,6 +16,7 @@ from services.applier.core import Applier
 from services.kernel.transaction import repairs
 from services.planner.state import HostId
 from tests.contract.kernel.machines import FakeMachine, LinuxMachine, Machine
+from tests.hosts import NO_GENEVE
 from tests.topologies import encrypting, settled_plans
 
 FORMS: dict[str, dict[str, object]] = {
@@ -27,6 +29,10 @@ FORMS: dict[str, dict[str, object]] = {
     "overlay in clear": {"routing": "overlay", "encryption": "none", "strict": "off"},
     "nothing": {"encryption": "none", "strict": "off"},
 }
+
+
+STEPS = list(pairwise([*FORMS, *list(FORMS)[:1]]))
+"""Each form once before and once after another."""
 
 
 @pytest.fixture(params=["fake", pytest.param("linux", marks=pytest.mark.privileged)])
@@ -58,28 +64,27 @@ def differences(machine: Machine, wanted: HostPlan) -> list[str]:
     return [f"{change.key}: {change.old} for {change.new}" for change in found]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_each_form_loads_and_goes(machine: Machine, form: str) -> None:
-    """What the kernel holds after one turn is what was planned, and after the next one, nothing."""
-    wanted = plan(machine, **FORMS[form])
-    if any(isinstance(item, GeneveLink) for item in wanted.objects().values()) and not machine.has_geneve:
-        pytest.skip("this kernel has no Geneve")
+@pytest.mark.parametrize("before,after", STEPS, ids=" to ".join)
+def test_each_form_becomes_the_next_and_goes(machine: Machine, before: str, after: str) -> None:
+    """A live node's kernel holds what is planned and nothing of the form before, by one turn from it; and after the next one, nothing."""
+    plans = [plan(machine, **FORMS[form]) for form in (before, after)]
+    if any(isinstance(item, GeneveLink) for wanted in plans for item in wanted.objects().values()) and not machine.has_geneve:
+        pytest.skip(NO_GENEVE)
     applier = Applier(machine.kernel, lambda: 0.0)
-    report = applier.apply(wanted, 1, 1)
-    assert {unit.unit: (unit.outcome, unit.error) for unit in report.units} == dict.fromkeys(wanted.units, ("applied", ""))
-    assert differences(machine, wanted) == []
-    applier.apply(HostPlan(wanted.cluster, wanted.host, {}), 1, 2)
+    for generation, wanted in enumerate(plans, 1):
+        report = applier.apply(wanted, 1, generation)
+        assert {unit.unit: unit.error for unit in report.units if unit.outcome != "applied"} == {}
+    assert differences(machine, plans[1]) == []
+    assert machine.kernel.read({}).keys() <= plans[1].objects().keys()
+    applier.apply(HostPlan(Name("rome"), Name("worker-1"), {}), 1, 3)
     assert machine.kernel.read({}).keys() == set()
 
 
-def test_a_live_node_changes_from_any_form_into_the_next(machine: Machine) -> None:
-    """Modes are switched, peers, keys and pods come and go: each by a difference, and nothing is left of the form before."""
+def test_a_node_in_memory_changes_from_any_form_into_any_other() -> None:
+    """Whatever it was before: every pair of forms, in one row of turns."""
+    machine = FakeMachine()
     applier = Applier(machine.kernel, lambda: 0.0)
-    forms = [fields for form, fields in FORMS.items() if form != "geneve" or machine.has_geneve]
-    plans = [plan(machine, **fields) for fields in (*forms, *reversed(forms), *forms[::2], *forms[1::2])]
-    plans += [plan(machine, name) for name in ("worker-2", "worker-3", "worker-1")]
-    for generation, wanted in enumerate(plans, 1):
-        report = applier.apply(wanted, 1, generation)
-        assert [unit.error for unit in report.units if unit.outcome != "applied"] == []
+    for generation, form in enumerate(form for pair in permutations(FORMS, 2) for form in pair):
+        wanted = plan(machine, **FORMS[form])
+        assert applier.apply(wanted, 1, generation).outcome == "applied"
         assert differences(machine, wanted) == []
-        assert machine.kernel.read({}).keys() <= wanted.objects().keys()
