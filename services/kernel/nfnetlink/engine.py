@@ -46,9 +46,13 @@ class Nfnetlink:
         self._templates = Templates()
         self._watch: Watch | None = None
         self._generation: int | None = None
+        self._closed = False
         self.version = self._library.version
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
+        if self._closed:
+            msg = "the nftables engine is closed"
+            raise Permanent(msg)
         try:
             made = Batch(steps(batch, marker), self._templates, self._header)
         except Inexpressible:
@@ -86,6 +90,7 @@ class Nfnetlink:
         return self._library.marker()
 
     def close(self) -> None:
+        self._closed = True
         self._library.close()
         self._exchange.close()
         if self._watch is not None:
@@ -142,15 +147,14 @@ class Nfnetlink:
         try:
             return self._exchange.generation()
         except NetlinkError as error:
-            msg = f"nft: the generation could not be asked: {error.strerror}"
-            raise Transient(msg) from error
+            raise self._unanswered(error, "the generation") from error
 
     def _header(self, table: str, name: str) -> Header:
         """What the kernel says of a set that the batch does not make."""
         try:
             answer = self._exchange.ask(Message.GET_SET, _INET + wire.text(wire.SET_TABLE, table) + wire.text(wire.SET_NAME, name))
         except NetlinkError as error:
-            raise _mapped(error.errno or 0, f"nft: cannot look at the set {table} {name}: {os.strerror(error.errno or 0)}") from error
+            raise self._unanswered(error, f"the set {table} {name}") from error
         found = attributes(answer, len(_INET))
         flags = _number(found, wire.SET_FLAGS)
         key = _kind(_number(found, wire.SET_KEY_TYPE))
@@ -162,6 +166,14 @@ class Nfnetlink:
         if width not in (data.size, 2 * data.size):
             raise Inexpressible(name, "a map to values of another length")
         return Header(key, data, bool(flags & SetFlag.INTERVAL), width == 2 * data.size)
+
+    def _unanswered(self, error: NetlinkError, what: str) -> MeshmarkError:
+        """A question has changed nothing; of one that was not answered the answer may still come."""
+        reason = f"nft: cannot look at {what}: {os.strerror(error.errno or 0)}"
+        if error.errno != errno.ENOENT:
+            self._reopen()
+            return Transient(reason)
+        return Conflict(f"{reason}; the kernel does not hold what the batch starts from")
 
     def _reopen(self) -> None:
         """Leave behind what may still be answered."""

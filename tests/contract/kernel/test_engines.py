@@ -16,6 +16,7 @@ from tests.contract.kernel.firewall_host import seed
 from tests.contract.kernel.gateway_plan import gateway_plan
 from tests.contract.kernel.test_batches import BASE, STEPS
 from tests.firewalls import compiled, configurations
+from tests.nft_objects import nft_plans
 from tests.topologies import settled_plans, two_clusters
 
 pytestmark = pytest.mark.privileged
@@ -70,22 +71,37 @@ def test_the_seeds_rules(pair: Pair) -> None:
     pair.hold({key: found for item in seed().values() for key, found in compiled(item).items()})
 
 
-@settings(
+BY_CHANCE = settings(
     max_examples=30,
     deadline=None,
-    phases=[Phase.generate],
+    phases=[Phase.generate],  # what fails is told as it was found: to make it smaller in two kernels takes minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+
+
+def walk(pair: Pair, plans: list[dict[str, PlanObject]]) -> None:
+    """From nothing through all plans, each as a difference from the one before, and back."""
+    before = pair.by_library
+    try:
+        for plan in plans:
+            pair.hold(plan)
+        pair.hold({key: found for key, found in pair.held.items() if isinstance(found, NftTable)})
+        pair.hold({})
+    except BaseException:
+        pair.reset()
+        raise
+    assert pair.by_library == before
+
+
+@BY_CHANCE
 @given(items=st.lists(configurations(), min_size=1, max_size=3))
 def test_any_published_firewall(shared: Pair, items: list[FirewallConfiguration]) -> None:
-    """From nothing, and each as a difference from the one before."""
-    before = shared.by_library
-    try:
-        for item in items:
-            shared.hold(compiled(item))
-    except BaseException:
-        shared.reset()
-        raise
-    shared.hold({key: found for key, found in shared.held.items() if isinstance(found, NftTable)})
-    shared.hold({})
-    assert shared.by_library == before
+    """All that admission lets through."""
+    walk(shared, [compiled(item) for item in items])
+
+
+@BY_CHANCE
+@given(plans=st.lists(nft_plans(), min_size=1, max_size=3))
+def test_any_objects(shared: Pair, plans: list[dict[str, PlanObject]]) -> None:
+    """Sets and maps of all types with their elements, and rules of all statements."""
+    walk(shared, plans)
