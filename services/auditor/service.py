@@ -27,6 +27,7 @@ from services.auditor.compare import compare
 from services.auditor.findings import LAYERS, LINKED, Finding
 from services.auditor.ledger import Ledger
 from services.auditor.look import Look, look
+from services.auditor.unchanged import States, Unchanged
 from services.kernel.events import EventSource, KernelEvent
 from services.kernel.linux import LinuxKernel
 from services.kernel.port import Kernel
@@ -63,6 +64,7 @@ class AuditorService:
         self._cluster, self._host = context.settings.require_host()
         self._kernel = kernel
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernel")
+        self._unchanged = Unchanged(kernel)
         self._ledger = Ledger(self._cluster, self._host)
         self._applier = ApplierBeside(self._broker, self._cluster, self._host)
         self._attention = Attention()
@@ -172,21 +174,32 @@ class AuditorService:
         self, current: Update, layers: tuple[DriftLayer, ...], fallen: Mapping[str, int], *, with_links: bool = False
     ) -> Seen | None:
         """Compare now. Layers that cannot be read are told as ``unknown``; None when none can."""
-        plan, objects = current.plan, without(current.plan.objects(), self._applier.withdrawn)
+        plan, withdrawn = current.plan, self._applier.withdrawn
 
-        def work() -> Look:
-            return look(self._kernel, objects, layers, fallen.keys(), with_links=with_links)
+        def work() -> tuple[Look, States] | None:
+            left = self._unchanged.left(layers, plan, withdrawn)
+            if not left:
+                return None
+            found = look(self._kernel, without(plan.objects(), withdrawn), left, fallen.keys(), with_links=with_links)
+            return found, self._unchanged.states(found.layers, plan, withdrawn, found.view.marker)
 
         try:
-            found = await self._in_thread(work)
+            answer = await self._in_thread(work)
         except MeshmarkError as error:
             self._unreadable(dict.fromkeys(layers, str(error)))
             return None
+        if answer is None:
+            return Seen([], layers)
+        found, states = answer
         self._unreadable(found.unreadable)
         view = found.view
         if view.marker is None and plan.units:
             view = replace(view, reported=await self._applier.held())
-        return Seen(compare(view, plan, set(found.layers)), found.layers)
+        findings = compare(view, plan, set(found.layers))
+        differing = {finding.layer for finding in findings}
+        # A link's finding may stand for routes.
+        self._unchanged.note(states, differing | LINKED if differing & LINKED else differing)
+        return Seen(findings, tuple(layer for layer in layers if layer not in found.unreadable))
 
     def _unreadable(self, reasons: Mapping[DriftLayer, str]) -> None:
         if not reasons:
@@ -250,4 +263,4 @@ def _with_linked(layers: tuple[DriftLayer, ...]) -> tuple[DriftLayer, ...]:
 
 async def main(context: Context) -> None:
     """Run the auditor until the context says stop. It has no state, and sees no private key of ours."""
-    await AuditorService(context, LinuxKernel(None)).run()
+    await AuditorService(context, LinuxKernel(None, remembers=True)).run()

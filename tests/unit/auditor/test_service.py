@@ -307,3 +307,37 @@ async def test_a_repair_in_vain_is_asked_for_more_and_more_rarely(monkeypatch: p
         assert asyncio.get_running_loop().time() - asked[-1] < pauses[3], "sooner than the next attempt at what was in vain"
     assert {(event.key, event.state) for event in told} == {(GUARD, "raised"), (GUARD, "resolved"), (RULE, "resolved")}
     assert host.objects[RULE] == kept
+
+
+async def test_what_nobody_touched_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event that changed nothing, or changed it back, costs a fingerprint; the change behind it is found all the same."""
+    host = FakeHost()
+    applier = StubApplier(host)
+    kernel = FakeKernel(host)
+    read, layers = kernel.read, []
+    loop = asyncio.get_running_loop()
+    all_read, asked_again = asyncio.Event(), asyncio.Event()
+
+    def noted(wanted: Any, asked: Any) -> Any:
+        found = read(wanted, asked)
+        layers.extend(asked)
+        loop.call_soon_threadsafe(all_read.set)
+        return found
+
+    def fingerprint(layer: Any) -> Any:
+        loop.call_soon_threadsafe(asked_again.set)
+        return FakeKernel.fingerprint(kernel, layer)
+
+    monkeypatch.setattr(kernel, "read", noted)
+    async with running(monkeypatch, kernel, applier) as broker:
+        await all_read.wait()
+        assert "rule" in layers
+        layers.clear()
+        monkeypatch.setattr(kernel, "fingerprint", fingerprint)
+        StubEvents.queue.put_nowait(EVENT)
+        await asked_again.wait()
+        assert layers == []
+        del host.objects[RULE]
+        StubEvents.queue.put_nowait(EVENT)
+        assert (await broker.drift.get()).key == RULE
+    assert layers[0] == "rule"
