@@ -210,7 +210,7 @@ class Route(Struct, **_VALUE, tag="route"):
     @property
     def kernel_metric(self) -> int:
         """The metric under which the kernel holds the route."""
-        return kernel_metric(self.metric, self.prefix.family)
+        return self.metric or kernel_metric(self.metric, self.prefix.family)
 
     @property
     def usual_scope(self) -> Scope:

@@ -1,6 +1,17 @@
 """The figures, one file each, in the order in which they run: pure ones first. A new figure is a file here and a line below."""
 
-from benchmarks.figures import compile_change, event_to_kernel, lab_start, memory, packet_cost, peers, rules_per_gateway, tunnel_loss
+from benchmarks.figures import (
+    compile_change,
+    event_to_kernel,
+    lab_start,
+    memory,
+    nft_reading,
+    packet_cost,
+    peers,
+    routes_in_bulk,
+    rules_per_gateway,
+    tunnel_loss,
+)
 
 FIGURES = (
     rules_per_gateway.FIGURE,
@@ -11,5 +22,7 @@ FIGURES = (
     lab_start.FIGURE,
     packet_cost.FIGURE,
     peers.FIGURE,
+    routes_in_bulk.FIGURE,
+    nft_reading.FIGURE,
 )
 """The registry."""

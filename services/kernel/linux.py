@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from schemas.host_objects import Layer, NftChain, OverlayLink, PlanObject, Route, Sysctl, WireguardLink, WireguardPeer
+from schemas.host_objects import Layer, NftObject, OverlayLink, PlanObject, Route, Sysctl, WireguardLink, WireguardPeer
 from schemas.status import Capabilities
 from schemas.values import Key
 from services.kernel.addresses import Addresses
@@ -134,8 +134,16 @@ class LinuxKernel:
         return {"nft": self._seen, "rule": self._rules.seen, "route": self._routes.seen}.get(layer)
 
     def reference(self, wanted: Mapping[str, PlanObject]) -> Observed:
-        found: dict[str, Held] = {key: self._normal(item) for key, item in wanted.items() if not isinstance(item, NftChain)}
-        return found | self._reference.of(wanted)
+        found: dict[str, Held] = {}
+        tables: dict[str, NftObject] = {}
+        for key, item in wanted.items():
+            if isinstance(item, Route):
+                found[key] = in_kernel_form(item)
+            elif isinstance(item, NftObject):
+                tables[key] = item
+            else:
+                found[key] = self._normal(item)
+        return found | self._reference.of(tables)
 
     def write(self, change: Change) -> None:
         match change.subject.layer:
@@ -206,12 +214,10 @@ class LinuxKernel:
         return {key: item for table in self._engine.tables() for key, item in self._engine.read(table, wanted).items()}
 
     def _normal(self, item: PlanObject) -> Held:
-        """An object outside chains as ``read`` would show it."""
+        """An object that is neither a route nor of nftables as ``read`` would show it."""
         match item:
             case Sysctl():
                 return Sysctl(item.name, normal(item.value))
-            case Route():
-                return in_kernel_form(item)
             case WireguardLink():
                 return replace(item, public_key=self._keys.public()) if self._keys.is_ours else item
             case WireguardPeer():

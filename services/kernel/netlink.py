@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -43,6 +43,8 @@ _BUFFER_BYTES = 1 << 20
 _ANSWER_BYTES = 1 << 10
 """What one refusal takes of a receive buffer at most: the kernel counts its own memory, not only what is in it."""
 _DUMP_TRIES = 8
+_BEGIN_BYTES = 8
+"""Of a message: length, kind and flags."""
 _DIGEST_BYTES = 16
 _DIGEST_SEQUENCE = (1 << 32) - 1
 """The same for each digest, since it is in what is digested; downwards from here, far from those of requests."""
@@ -52,8 +54,15 @@ _ATTRIBUTE = struct.Struct("=HH")
 U8, U16, U32, U64 = struct.Struct("=B"), struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
 BE32 = struct.Struct(">I")
 Attributes = dict[int, bytes]
-Header = tuple[int, int, int, int]
-"""Where a message begins in its datagram, its length, kind and flags."""
+
+
+class Run(NamedTuple):
+    """Messages in a row that have one length, kind and flags, and where each begins in its datagram."""
+
+    places: range
+    length: int
+    kind: int
+    flags: int
 
 
 class NetlinkError(OSError):
@@ -172,11 +181,12 @@ class NetlinkSocket:
         """Objects of a table as bodies, as they come, however many. Raises Disturbed at the end when they are of no one moment."""
         sequence = self._send(kind, body, REQUEST | DUMP)
         disturbed = 0
-        for data, headers in self._datagrams(sequence):
-            for offset, length, found, flags in headers:
-                disturbed |= flags & _DUMP_INTR
-                if found > _DONE:
-                    yield data[offset + HEADER.size : offset + length]
+        for data, runs in self._datagrams(sequence):
+            for run in runs:
+                disturbed |= run.flags & _DUMP_INTR
+                if run.kind > _DONE:
+                    for place in run.places:
+                        yield data[place + HEADER.size : place + run.length]
         if disturbed:
             raise Disturbed
 
@@ -190,22 +200,22 @@ class NetlinkSocket:
 
         def work() -> bytes:
             found.clear()
-            return self._digested(kind, body, found.append)
+            return self._digested(kind, body, found)
 
         digest = _undisturbed(work)
         return found, digest
 
-    def _digested(self, kind: int, body: bytes, take: Callable[[bytes], None] | None) -> bytes:
+    def _digested(self, kind: int, body: bytes, bodies: list[bytes] | None) -> bytes:
         sequence, self._digest_sequence = self._digest_sequence, self._digest_sequence - 1
         self._transmit(message(kind, body, REQUEST | DUMP, sequence))
         hashed = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         disturbed = 0
-        for data, headers in self._datagrams(sequence):
+        for data, runs in self._datagrams(sequence):
             hashed.update(data)
-            for offset, length, found, flags in headers:
-                disturbed |= flags & _DUMP_INTR
-                if take is not None and found > _DONE:
-                    take(data[offset + HEADER.size : offset + length])
+            for run in runs:
+                disturbed |= run.flags & _DUMP_INTR
+                if bodies is not None and run.kind > _DONE:
+                    bodies += [data[place + HEADER.size : place + run.length] for place in run.places]
         self._digest_sequence = sequence  # one that broke off leaves answers behind, which the next is not to take for its own
         if disturbed:
             raise Disturbed
@@ -225,19 +235,19 @@ class NetlinkSocket:
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, "the request could not be sent") from error
 
-    def _datagrams(self, sequence: int) -> Iterator[tuple[bytes, list[Header]]]:
+    def _datagrams(self, sequence: int) -> Iterator[tuple[bytes, list[Run]]]:
         """The answer to a dump, up to the message that ends it."""
         is_last = False
         while not is_last:
             data = self._received()
             if HEADER.unpack_from(data)[3] != sequence:
                 continue
-            headers = _headers(data)
-            offset, length, found, flags = headers[-1]
-            is_last = found in _LAST
+            runs = _runs(data)
+            last = runs[-1]
+            is_last = last.kind in _LAST
             if is_last:
-                _check(data[offset + HEADER.size : offset + length], flags)
-            yield data, headers
+                _check(data[last.places[-1] + HEADER.size : last.places[-1] + last.length], last.flags)
+            yield data, runs
 
     def _received(self) -> bytes:
         try:
@@ -286,14 +296,30 @@ def message(kind: int, body: bytes, flags: int, sequence: int = 0) -> bytes:
     return HEADER.pack(HEADER.size + len(body), kind, flags, sequence, 0) + body
 
 
-def _headers(data: bytes) -> list[Header]:
+def _runs(data: bytes) -> list[Run]:
+    """The messages of a datagram. Objects of a kind mostly have one length: such are told apart in a few steps for all of them."""
     found = []
     offset, end = 0, len(data) - HEADER.size
     while offset <= end:
         length, kind, flags, _, _ = HEADER.unpack_from(data, offset)
-        found.append((offset, length, kind, flags))
-        offset += (length + 3) & ~3
+        step = max(HEADER.size, (length + 3) & ~3)
+        count = _alike(data, offset, step)
+        found.append(Run(range(offset, offset + count * step, step), length, kind, flags))
+        offset += count * step
     return found
+
+
+def _alike(data: bytes, offset: int, step: int) -> int:
+    """How many messages from `offset` on begin with the same length, kind and flags."""
+    begin = data[offset : offset + _BEGIN_BYTES]
+    count = (len(data) - offset) // step
+    rest = data[offset : offset + count * step]
+    if all(rest[place::step] == begin[place : place + 1] * count for place in range(_BEGIN_BYTES)):
+        return max(1, count)
+    count = 1
+    while data.startswith(begin, offset + count * step):
+        count += 1
+    return count
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:

@@ -118,9 +118,8 @@ def by_one_name(body: bytes) -> bytes:
 def in_kernel_form(item: Route) -> Route:
     """A route as the kernel shows it: a single next hop has no weight, and the usual scope goes without saying."""
     hops = (replace(item.hops[0], weight=1),) if len(item.hops) == 1 and item.hops[0].weight != 1 else item.hops
-    unusual = item.prefix.family == IPV4 and item.scope != item.usual_scope
-    scope = item.scope if unusual else None
-    if hops is item.hops and item.metric == item.kernel_metric and item.scope == scope:
+    scope = item.scope if item.scope is not None and item.prefix.family == IPV4 and item.scope != item.usual_scope else None
+    if hops is item.hops and item.scope == scope and item.metric == item.kernel_metric:
         return item
     return replace(item, metric=item.kernel_metric, hops=hops, scope=scope)
 

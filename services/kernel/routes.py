@@ -21,7 +21,7 @@ import errno
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
-from schemas.host_objects import OWN_PROTOCOL, Route
+from schemas.host_objects import OWN_PROTOCOL, NextHop, Route
 from schemas.values import FAMILIES, SOCKET_FAMILY
 from services.kernel.failures import Failures, blamed, mapped, unreadable
 from services.kernel.interfaces import Interfaces
@@ -66,6 +66,7 @@ class Routes:
         decoder = Decoder(names)
         found: dict[str, Held] = {}
         links: set[str] = set()
+        hops: tuple[NextHop, ...] = ()
         digests: list[bytes] = []
         self.seen = None
         for family in FAMILIES:
@@ -75,8 +76,9 @@ class Routes:
                 item = decoder.route(body)
                 key = item.key
                 found[key] = Listed("route", key, "the same route more than once") if key in found else item
-                if isinstance(item, Route):
-                    links.update(hop.link for hop in item.hops)
+                if isinstance(item, Route) and item.hops is not hops:  # routes alike have the very same hops
+                    hops = item.hops
+                    links.update(hop.link for hop in hops)
         self._links = frozenset(links)
         self.seen = _fingerprint(digests, {name: index for index, name in names.items() if name in links})
         return found
@@ -105,12 +107,13 @@ class Routes:
     # Making --------------------------------------------------------------------------------------------------------------------------
 
     def _put(self, run: Sequence[Placed], failures: Failures) -> None:
-        encoder = Encoder(self._interfaces.named({hop.link for _, change in run for hop in _wanted(change).hops}))
+        wanted = [_wanted(change) for _, change in run]
+        encoder = Encoder(self._interfaces.named({hop.link for hops in {item.hops for item in wanted} for hop in hops}))
         ready: list[Placed] = []
         bodies: list[bytes] = []
-        for placed in run:
+        for placed, item in zip(run, wanted, strict=True):
             try:
-                bodies.append(encoder.body(_wanted(placed[1])))
+                bodies.append(encoder.body(item))
             except MeshmarkError as error:
                 failures[placed[0]] = error
             else:

@@ -150,7 +150,8 @@ def marker_of(listing: Iterable[Json]) -> Marker | None:
 
 def canonical_element(item: NftElement) -> NftElement:
     """An element as the listing would show it: a prefix of one address is a bare address."""
-    return NftElement(item.table, item.set, bare(item.element), bare(item.value))
+    element, value = bare(item.element), bare(item.value)
+    return item if (element, value) == (item.element, item.value) else NftElement(item.table, item.set, element, value)
 
 
 def bare(text: str) -> str:
