@@ -142,7 +142,8 @@ class EventSource:
             own = any(name.startswith(OWN_TABLE_PREFIX) and not name.startswith(SCRATCH_PREFIX) for name in self._touched)
             self._touched.clear()
             if own:
-                pid = BE32.unpack(found[_GEN_PID])[0] if _GEN_PID in found else 0
+                number = found.get(_GEN_PID, b"")
+                pid = BE32.unpack(number)[0] if len(number) == BE32.size else 0
                 yield KernelEvent("nft", pid, text_of(found.get(_GEN_NAME, b"")) or process_name(pid), kind="transaction")
 
 

@@ -137,13 +137,14 @@ class LinuxKernel:
         found: dict[str, Held] = {}
         tables: dict[str, NftObject] = {}
         for key, item in wanted.items():
-            if isinstance(item, Route):
-                found[key] = in_kernel_form(item)
-            elif isinstance(item, NftObject):
+            if isinstance(item, NftObject):
                 tables[key] = item
+            elif isinstance(item, Route):
+                found[key] = in_kernel_form(item)
             else:
                 found[key] = self._normal(item)
-        return found | self._reference.of(tables)
+        found.update(self._reference.of(tables))
+        return found
 
     def write(self, change: Change) -> None:
         match change.subject.layer:

@@ -15,6 +15,7 @@ from schemas.host_objects import NftElement, NftSet, NftTable, PlanObject
 from services.kernel.transaction import Held, Listed, ListedChain, Marker
 
 _KNOWN_FLAGS = {"interval"}
+_LONE = ("/32", "/128")
 Json = Any
 
 
@@ -150,8 +151,9 @@ def marker_of(listing: Iterable[Json]) -> Marker | None:
 
 def canonical_element(item: NftElement) -> NftElement:
     """An element as the listing would show it: a prefix of one address is a bare address."""
-    element, value = bare(item.element), bare(item.value)
-    return item if (element, value) == (item.element, item.value) else NftElement(item.table, item.set, element, value)
+    if not item.element.endswith(_LONE) and not item.value.endswith(_LONE):
+        return item
+    return NftElement(item.table, item.set, bare(item.element), bare(item.value))
 
 
 def bare(text: str) -> str:

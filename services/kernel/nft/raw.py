@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from schemas.host_objects import OWN_TABLE_PREFIX
@@ -48,6 +48,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 _COUNTER = attribute(1, b"counter\0")
 _COUNTED = 2
 _DIGEST_BYTES = 16
+_MANY_RULES, _RULES_PER_DUMP = 4096, 32
 
 PartKey = tuple[str, str]
 """``("chain", NAME)``, ``("set", NAME)``, ``("map", NAME)``, or ``("table", "")`` for the rest."""
@@ -72,6 +73,8 @@ class RawTables:
 
     def __init__(self) -> None:
         self._netlink = NetlinkSocket(NETLINK_NETFILTER)
+        self._counts: dict[str, int] = {}
+        """How many rules each table had last."""
 
     def close(self) -> None:
         self._netlink.close()
@@ -116,16 +119,32 @@ class RawTables:
             self._add_sets(name, parts)
         for kind in (_GET_OBJECT, _GET_FLOWTABLE):
             odd.update(text_of(attributes(body, _HEAD)[_TABLE]) for body in self._netlink.stream(kind, _INET))
+        self._counts = {name: count for name, count in self._counts.items() if name in tables}
         return {name: Parts({key: part.digest() for key, part in parts.items()}, name not in odd) for name, parts in tables.items()}
 
     def _add_rules(self, table: str, parts: dict[PartKey, _Hash]) -> None:
         prefix, into = b"", _hashed(b"")
-        for body in self._netlink.stream(_GET_RULE, _INET + text_attribute(_TABLE, table)):
+        count = 0
+        for body in self._rules(table, [name for kind, name in parts if kind == "chain"]):
+            count += 1
             data = body[_HEAD:]
             if not data.startswith(prefix) or not prefix:
                 prefix, chain = _place(data)
                 into = parts.setdefault(("chain", chain), _hashed(b""))
             into.update(without_counted(data) if _COUNTER in data else data)
+        self._counts[table] = count
+
+    def _rules(self, table: str, chains: Sequence[str]) -> Iterator[bytes]:
+        """All rules of a table, a chain's in a row.
+
+        For each piece of a dump the kernel goes through all rules before it, so many are asked for chain by chain.
+        """
+        of_table = _INET + text_attribute(_TABLE, table)
+        if self._counts.get(table, 0) < max(_MANY_RULES, _RULES_PER_DUMP * len(chains)):
+            yield from self._netlink.stream(_GET_RULE, of_table)
+            return
+        for chain in chains:
+            yield from self._netlink.stream(_GET_RULE, of_table + text_attribute(_NAME, chain))
 
     def _add_sets(self, table: str, parts: dict[PartKey, _Hash]) -> None:
         named: list[PartKey] = []

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import secrets
 import subprocess
@@ -50,6 +51,8 @@ class Reference:
     def __init__(self, dormant: Callable[[], LibNftables]) -> None:
         self._dormant = dormant
         self._cache: dict[Skeleton, dict[str, Held]] = {}
+        self._last: dict[str, tuple[Skeleton, dict[str, Held]]] = {}
+        """By table what was asked for last: where it is the very same objects, their values need not be looked at."""
         self._allowed = [in_thread, in_user_namespace]
         self.method = ""
 
@@ -58,29 +61,34 @@ class Reference:
         found: dict[str, Held] = {}
         tables: dict[str, tuple[list[NftSet], list[NftChain]]] = {}
         for key, item in wanted.items():
-            match item:
-                case NftTable():
-                    found[key] = item
-                case NftElement():
-                    found[key] = canonical_element(item)
-                case NftSet():
-                    found[key] = item
+            if isinstance(item, NftElement):  # first, since there are so many
+                found[key] = canonical_element(item)
+            elif isinstance(item, NftChain):
+                tables.setdefault(item.table, ([], []))[1].append(item)
+            elif isinstance(item, NftSet | NftTable):
+                found[key] = item
+                if isinstance(item, NftSet):
                     tables.setdefault(item.table, ([], []))[0].append(item)
-                case NftChain():
-                    tables.setdefault(item.table, ([], []))[1].append(item)
         for skeleton in (_skeleton(*members) for members in tables.values() if members[1]):
             found |= self._chains(skeleton)
         return found
 
     def _chains(self, skeleton: Skeleton) -> dict[str, Held]:
+        table = skeleton[1][0].table
+        last = self._last.get(table)
+        if last is not None and _is_very(last[0], skeleton):
+            return last[1]
         cached = self._cache.pop(skeleton, None)
         if cached is None:
-            table = skeleton[1][0].table
             listed = self._listing(table, skeleton)
             cached = {key: item for key, item in table_objects(listed, {}).items() if isinstance(item, ListedChain)}
         self._cache[skeleton] = cached
         while len(self._cache) > _CACHED_TABLES:
             del self._cache[next(iter(self._cache))]
+        self._last.pop(table, None)
+        self._last[table] = skeleton, cached
+        while len(self._last) > _CACHED_TABLES:
+            del self._last[next(iter(self._last))]
         return cached
 
     def _listing(self, table: str, skeleton: Skeleton) -> list[Any]:
@@ -97,6 +105,11 @@ class Reference:
 
 def _skeleton(sets: list[NftSet], chains: list[NftChain]) -> Skeleton:
     return tuple(sorted(sets, key=lambda item: item.name)), tuple(sorted(chains, key=lambda item: item.name))
+
+
+def _is_very(one: Skeleton, other: Skeleton) -> bool:
+    """Whether two skeletons are of the very same objects."""
+    return all(len(mine) == len(theirs) and all(map(operator.is_, mine, theirs)) for mine, theirs in zip(one, other, strict=True))
 
 
 def skeleton_text(table: str, skeleton: Skeleton, *, flags: str = "", name: str = "") -> str:
