@@ -23,7 +23,8 @@ from schemas.host_objects import NftChain, NftElement, NftSet, NftTable, PlanObj
 from schemas.nft import Match, Verdict
 from schemas.plan import Entry, HostPlan, SummedUnit, unit_tag
 from schemas.values import Name
-from services.auditor.compare import Finding, View, compare
+from services.auditor.compare import compare
+from services.auditor.findings import Finding, View
 from services.auditor.unchanged import Unchanged
 from services.kernel.linux import LinuxKernel
 from services.kernel.netlink import NETLINK_NETFILTER, text_attribute

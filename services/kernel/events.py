@@ -43,6 +43,7 @@ _ROUTE_LAYERS: dict[int, tuple[EventLayer, str]] = {
     33: ("rule", "delete"),
 }
 _IFINFO_BYTES, _FLAGS_AT, _INDEX_AT, _IFNAME, _UP = 16, 8, 4, 3, 0x1  # struct ifinfomsg and ifaddrmsg, IFLA_IFNAME, IFF_UP
+_LEAST_BYTES = 8  # of the fixed part of any of these messages: struct ifaddrmsg
 _AF_BRIDGE = 7
 _NFT_SUBSYSTEM, _NEWGEN = 10, 15
 _NFGEN_BYTES = 4
@@ -150,11 +151,11 @@ class EventSource:
 def route_events(data: bytes) -> Iterator[KernelEvent]:
     """The rtnetlink changes in one datagram."""
     for kind, sender, body in messages_with_sender(data):
-        if kind in _ROUTE_LAYERS:
+        if kind in _ROUTE_LAYERS and len(body) >= _LEAST_BYTES:
             layer, verb = _ROUTE_LAYERS[kind]
             # Ports that the kernel chose have the first bit; those of libnl and pyroute2 count their process's sockets above its number.
             pid = sender % _PID_MAX if sender < _CHOSEN_PORTS else 0
-            if layer == "link":
+            if layer == "link" and len(body) >= _IFINFO_BYTES:
                 verb = _link_verb(verb, body)
             yield KernelEvent(layer, pid, process_name(pid), kind=verb, link=_link_of(layer, body))
 
