@@ -37,6 +37,7 @@ from services.planner import layout, mesh, names
 from services.planner.compile import control
 from services.planner.compile.gateway import guard, overlay_port
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
+from services.planner.families import overlay_address
 
 _LINK = names.ENCRYPTION_LINK
 DEVICES, OVERLAY = f"{names.ENCRYPTION_LINK_PREFIX}*", f"{names.MESH_LINK_PREFIX}*"
@@ -77,8 +78,10 @@ def base(cluster: Cluster, node: Node, number: int) -> Iterator[PlanObject]:
         yield PolicyRule(layout.RULE_ENCRYPT, layout.ENCRYPT_TABLE, marks.encrypt, marks.mask, family=family)
     if cluster.routing == "native":
         for prefix in cluster.pod_prefixes:
-            # Strictly: also what pods send, when nothing is marked because somebody has emptied nftables.
-            whose = "" if cluster.strict == "enforce" else "lo"
+            # Strictly: also what pods send, when nothing is marked because somebody has emptied nftables. Of a family without an underlay
+            # there is no other way, and none back either: what a device takes in would fail its check of reverse paths.
+            is_only_way = prefix.family not in mesh.underlay_families(node)
+            whose = "" if cluster.strict == "enforce" or is_only_way else "lo"
             yield PolicyRule(layout.RULE_OWN_ENCRYPT, layout.ENCRYPT_TABLE, iif=whose, to=prefix, family=prefix.family)
         yield from (Route(layout.ENCRYPT_TABLE, prefix, "throw") for prefix in node.pod_prefixes)
     yield from _sets(cluster, node, table)
@@ -248,7 +251,10 @@ def _steer_own(cluster: Cluster, node: Node) -> tuple[Rule, ...]:
 
 
 def _senders(cluster: Cluster, node: Node, number: int) -> Iterator[Rule]:
-    """A source that no peer would take, as that of a service's client outside, becomes the device's, and the answer finds back."""
+    """A source that no peer would take, as that of a service's client outside, becomes the device's, and the answer finds back.
+
+    By an overlay, the source becomes that of its link: answers to the node's own address, as of who dials a service, would go in clear.
+    """
     native, nodes = cluster.routing == "native", cluster.wireguard.nodes
     for family in mesh.pod_families(cluster) if native else mesh.underlay_families(node) if nodes else ():
         words = WORDS[family]
@@ -256,6 +262,10 @@ def _senders(cluster: Cluster, node: Node, number: int) -> Iterator[Rule]:
         taken += [address for address in node.addresses if nodes and address.family == family]
         pods = (Match(words.source, (f"@own{words.suffix}",), "!="),) if native else ()
         yield (INTO_DEVICE, *pods, Match(words.source, tuple(dict.fromkeys(taken)), "!="), Masquerade())
+    for family in () if native else mesh.pod_families(cluster):
+        words, own = WORDS[family], overlay_address(cluster, number, family)
+        others = (Match(words.source, (f"@pods{words.suffix}",), "!="), Match(words.source, (own,), "!="))
+        yield (Match("oifname", (OVERLAY,)), *others, Masquerade())
 
 
 def _leave(cluster: Cluster) -> Iterator[Rule]:

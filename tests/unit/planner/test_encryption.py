@@ -223,6 +223,22 @@ def test_what_the_node_itself_sends_is_led_by_destination() -> None:
         assert rules == {(1001, iif, "10.200.0.0/16"), (1001, iif, "fd00:200::/48")}
 
 
+def test_a_family_without_an_underlay_is_led_by_destination_whoever_sends() -> None:
+    """There is no other way to its pods, and a device that checks reverse paths looks for the way back without the mark."""
+    family = [replace(item, addresses=item.addresses[:1]) if isinstance(item, Node) else item for item in encrypting()]
+    rules = {item.to: item.iif for item in settled_plans(family)[ONE].objects().values() if isinstance(item, PolicyRule) and item.to}
+    assert rules == {"10.200.0.0/16": "lo", "fd00:200::/48": ""}
+
+
+def test_who_is_no_pod_sends_by_the_overlay_from_its_address_there() -> None:
+    """A node that dials a service is bound to the uplink's address: an answer to that would go by the uplink, in clear."""
+    found = objects(routing="overlay", wireguard=NODES)
+    number = {item.link: item.address for item in found if isinstance(item, LinkAddress) and item.link == "mm.4" and item.address.family == 4}
+    (senders,) = [item for item in found if isinstance(item, NftChain) and item.name == "senders"]
+    lines = [rule_text(rule) for rule in senders.rules]
+    assert f'oifname "mm.*" ip saddr != @pods ip saddr != {number["mm.4"]} masquerade' in lines
+
+
 def test_a_node_without_pods_sends_from_its_overlay_address() -> None:
     """It has no address among pods that peers would take; they take that one, and answer by a route that needs no mark."""
     items = [cluster("rome", encryption="wireguard"), node("worker-1", 1), node("worker-2", 2, pod_prefixes=()), *map(key, (1, 2))]
