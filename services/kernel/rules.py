@@ -181,15 +181,15 @@ class _Deletion(NamedTuple):
 def _deletions(bodies: Sequence[bytes], unwanted: Sequence[tuple[int, str, bytes]]) -> Iterator[_Deletion]:
     """How to delete these rules and no others, given all rules there are, both in the kernel's order.
 
-    The kernel deletes the first rule of a priority that has all that is told. Those of `unwanted` before it have gone by then, so it can
+    The kernel deletes the first rule of a family and priority that has all that is told. Those of `unwanted` before it have gone by then, so it can
     only mistake one that stays, and that is appended once more before.
     """
-    staying: dict[bytes, list[bytes]] = {}
+    staying: dict[tuple[int, bytes], list[bytes]] = {}
     left = deque(unwanted)
     for body in bodies:
         if not left:
             return
-        near = staying.setdefault(attributes(body, _INFO.size).get(_PRIORITY, b""), [])
+        near = staying.setdefault((body[0], attributes(body, _INFO.size).get(_PRIORITY, b"")), [])
         if body != left[0][2]:
             near.append(body)
             continue

@@ -132,3 +132,12 @@ def test_many_rules_come_and_go(machine: Machine, family: Family, to: str) -> No
     assert machine.kernel.write_all([Change(item, None) for item in (*elsewhere, broad)]) == {}
     assert held(machine) == set()
     assert machine.foreign_state() == before
+
+
+@pytest.mark.parametrize("leaves, stays", [(IPV6, IPV4), (IPV4, IPV6)])
+def test_a_rule_of_one_family_is_not_taken_for_that_of_the_other(machine: Machine, leaves: Family, stays: Family) -> None:
+    """They may say the very same: the one that stays is there once, and not twice, when the other has gone."""
+    rules = {family: PolicyRule(5000, TABLE, 0x4D2, 0xFFF, family=family) for family in (IPV4, IPV6)}
+    assert machine.kernel.write_all([Change(None, item) for item in rules.values()]) == {}
+    assert machine.kernel.write_all([Change(rules[leaves], None)]) == {}
+    assert held(machine) == {rules[stays]}
