@@ -181,8 +181,8 @@ class _Deletion(NamedTuple):
 def _deletions(bodies: Sequence[bytes], unwanted: Sequence[tuple[int, str, bytes]]) -> Iterator[_Deletion]:
     """How to delete these rules and no others, given all rules there are, both in the kernel's order.
 
-    The kernel deletes the first rule of a family and priority that has all that is told. Those of `unwanted` before it have gone by then, so it can
-    only mistake one that stays, and that is appended once more before.
+    The kernel deletes the first rule of a family and priority that has all that is told. Those of `unwanted` before it have gone by then,
+    so it can only mistake one that stays, and that is appended once more before.
     """
     staying: dict[tuple[int, bytes], list[bytes]] = {}
     left = deque(unwanted)
