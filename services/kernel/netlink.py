@@ -312,12 +312,12 @@ def _runs(data: bytes) -> list[Run]:
 def _alike(data: bytes, offset: int, step: int) -> int:
     """How many messages from `offset` on begin with the same length, kind and flags."""
     begin = data[offset : offset + _BEGIN_BYTES]
-    count = (len(data) - offset) // step
-    rest = data[offset : offset + count * step]
-    if all(rest[place::step] == begin[place : place + 1] * count for place in range(_BEGIN_BYTES)):
-        return max(1, count)
+    most = (len(data) - offset) // step
+    rest = data[offset : offset + most * step]
+    if all(rest[place::step] == begin[place : place + 1] * most for place in range(_BEGIN_BYTES)):
+        return max(1, most)
     count = 1
-    while data.startswith(begin, offset + count * step):
+    while count < most and data.startswith(begin, offset + count * step):
         count += 1
     return count
 
