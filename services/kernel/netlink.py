@@ -179,14 +179,19 @@ class NetlinkSocket:
 
     def stream(self, kind: int, body: bytes) -> Iterator[bytes]:
         """Objects of a table as bodies, as they come, however many. Raises Disturbed at the end when they are of no one moment."""
+        for bodies in self.batches(kind, body):
+            yield from bodies
+
+    def batches(self, kind: int, body: bytes, skip: int = 0) -> Iterator[list[bytes]]:
+        """As ``stream``, several at a time, and without the first `skip` bytes of each body."""
+        begin = HEADER.size + skip
         sequence = self._send(kind, body, REQUEST | DUMP)
         disturbed = 0
         for data, runs in self._datagrams(sequence):
             for run in runs:
                 disturbed |= run.flags & _DUMP_INTR
                 if run.kind > _DONE:
-                    for place in run.places:
-                        yield data[place + HEADER.size : place + run.length]
+                    yield [data[place + begin : place + run.length] for place in run.places]
         if disturbed:
             raise Disturbed
 

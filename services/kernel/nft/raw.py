@@ -125,26 +125,30 @@ class RawTables:
     def _add_rules(self, table: str, parts: dict[PartKey, _Hash]) -> None:
         prefix, into = b"", _hashed(b"")
         count = 0
-        for body in self._rules(table, [name for kind, name in parts if kind == "chain"]):
-            count += 1
-            data = body[_HEAD:]
-            if not data.startswith(prefix) or not prefix:
-                prefix, chain = _place(data)
-                into = parts.setdefault(("chain", chain), _hashed(b""))
-            into.update(without_counted(data) if _COUNTER in data else data)
+        for rules in self._rules(table, [name for kind, name in parts if kind == "chain"]):
+            count += len(rules)
+            # A chain's rules come in a row: where the first and the last are of one chain, all are.
+            if prefix and rules[0].startswith(prefix) and rules[-1].startswith(prefix):
+                into.update(_uncounted(rules))
+                continue
+            for rule in rules:
+                if not prefix or not rule.startswith(prefix):
+                    prefix, chain = _place(rule)
+                    into = parts.setdefault(("chain", chain), _hashed(b""))
+                into.update(_uncounted([rule]))
         self._counts[table] = count
 
-    def _rules(self, table: str, chains: Sequence[str]) -> Iterator[bytes]:
-        """All rules of a table, a chain's in a row.
+    def _rules(self, table: str, chains: Sequence[str]) -> Iterator[list[bytes]]:
+        """All rules of a table, a chain's in a row, some at a time.
 
         For each piece of a dump the kernel goes through all rules before it, so many are asked for chain by chain.
         """
         of_table = _INET + text_attribute(_TABLE, table)
         if self._counts.get(table, 0) < max(_MANY_RULES, _RULES_PER_DUMP * len(chains)):
-            yield from self._netlink.stream(_GET_RULE, of_table)
+            yield from self._netlink.batches(_GET_RULE, of_table, _HEAD)
             return
         for chain in chains:
-            yield from self._netlink.stream(_GET_RULE, of_table + text_attribute(_NAME, chain))
+            yield from self._netlink.batches(_GET_RULE, of_table + text_attribute(_NAME, chain), _HEAD)
 
     def _add_sets(self, table: str, parts: dict[PartKey, _Hash]) -> None:
         named: list[PartKey] = []
@@ -176,6 +180,12 @@ def _place(data: bytes) -> tuple[bytes, str]:
     chain = found[_NAME]
     prefix = attribute(_TABLE, found[_TABLE]) + attribute(_NAME, chain)
     return prefix if data.startswith(prefix) else b"", text_of(chain)
+
+
+def _uncounted(rules: Sequence[bytes]) -> bytes:
+    """Rules in a row, without what their counters have counted."""
+    data = b"".join(rules)
+    return b"".join(map(without_counted, rules)) if _COUNTER in data else data
 
 
 def without_counted(rule: bytes) -> bytes:
