@@ -5,6 +5,7 @@ from benchmarks.figures import (
     event_to_kernel,
     lab_start,
     memory,
+    nft_engine,
     nft_reading,
     packet_cost,
     peers,
@@ -16,6 +17,7 @@ from benchmarks.figures import (
 FIGURES = (
     rules_per_gateway.FIGURE,
     compile_change.FIGURE,
+    nft_engine.FIGURE,
     event_to_kernel.FIGURE,
     memory.FIGURE,
     tunnel_loss.FIGURE,
