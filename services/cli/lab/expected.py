@@ -34,7 +34,7 @@ def expected(topology: Iterable[Topology], client: Pod, server: Pod, family: Fam
         return None
     items = list(topology)
     if client.cluster == server.cluster:
-        is_joined = client.node == server.node or _has_underlay(items, client.cluster, family)
+        is_joined = client.node == server.node or _has_way(items, client, server, family)
         return Walk(destination, source, destination) if is_joined else None
     between = joined(items, client.cluster, server.cluster, family)
     return Walk(between.dial(destination), between.source(source), destination) if between is not None else None
@@ -75,9 +75,16 @@ def joined(topology: Iterable[Topology], here: str, there: str, family: Family) 
     return None
 
 
-def _has_underlay(items: Iterable[Topology], cluster: Name, family: Family) -> bool:
-    """Whether a cluster's nodes can send each other packets of a family as they are."""
-    nodes = [item for item in items if isinstance(item, Node) and item.cluster == cluster]
+def _has_way(items: Iterable[Topology], client: Pod, server: Pod, family: Family) -> bool:
+    """Whether packets of a family get from one pod's node to the other's: by an overlay, encrypted, or as they are."""
+    home = [item for item in items if item.home == client.cluster]
+    nodes = [item for item in home if isinstance(item, Node)]
+    cluster = next((item for item in home if isinstance(item, Cluster)), None)
+    if cluster is not None and cluster.routing == "overlay":
+        return True
+    opted_out = {node.name for node in nodes if node.opt_out}
+    if cluster is not None and cluster.encryption == "wireguard" and not opted_out & {client.node, server.node}:
+        return True
     return all(any(address.family == family for address in node.addresses) for node in nodes)
 
 

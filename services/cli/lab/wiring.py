@@ -117,7 +117,9 @@ class Wiring:
     def _remove_host(self, host: Host) -> None:
         del self.made.hosts[host.namespace]
         routes = [f"route delete {address.host_prefix} dev br0" for address in host.addresses]
-        namespaces.script([*routes, f"link delete {host.cable}"], UNDERLAY)
+        # Should it come back, the router is not to send to where it was for half a minute.
+        neighbours = [f"neigh flush to {address.host_prefix} dev br0" for address in host.addresses]
+        namespaces.script([*routes, *neighbours, f"link delete {host.cable}"], UNDERLAY)
         namespaces.remove([host.namespace])
 
     def _set_routes(self, made: Host, wanted: Host) -> None:

@@ -25,7 +25,8 @@ from services.cli.lab.layout import PREFIX
 from services.cli.lab.probe import Probe
 from tests.captures import Packet, capture
 from tests.hosts import NO_GENEVE, has_geneve
-from tests.integration.mesh.site import AWARE, OUTSIDE, WAIT_S, Site
+from tests.integration.mesh.site import AWARE, OUTSIDE, Site
+from tests.sites import WAIT_S
 from tests.speakers import opened, received
 
 pytestmark = pytest.mark.privileged

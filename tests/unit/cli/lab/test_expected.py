@@ -1,5 +1,7 @@
 """What must arrive, by the topology alone."""
 
+from msgspec.structs import replace
+
 from schemas.topology import Cluster, Peering, PeeringEnd, Pod
 from schemas.values import Address, Name, Prefix
 from services.cli.lab.expected import Walk, expected
@@ -76,6 +78,22 @@ def test_nodes_without_an_underlay_of_the_family_carry_it_for_peers_only() -> No
     assert expected(topology, bank, post, 4) is None
     assert expected(topology, bank, post, 6) is not None
     assert expected(topology, shop, post, 4) is not None
+
+
+def test_an_overlay_or_encryption_carries_what_the_underlay_does_not() -> None:
+    """Encrypted, unless one of the nodes opted out."""
+    topology = dual_stack()
+    post, bank = (next(item for item in topology if item.name == name) for name in ("post", "bank"))
+
+    def is_joined(opt_out: bool = False, **fields: object) -> bool:
+        changed = [replace(item, **fields) if item.ref == "Cluster/milan/milan" else item for item in topology]
+        changed = [replace(item, opt_out=opt_out) if item.ref == f"Node/milan/{post.node}" else item for item in changed]
+        return expected(changed, bank, post, 4) is not None
+
+    assert is_joined(routing="overlay")
+    assert is_joined(encryption="wireguard")
+    assert not is_joined(encryption="wireguard", opt_out=True)
+    assert is_joined(routing="overlay", encryption="wireguard", opt_out=True)
 
 
 def test_every_ordered_pair_is_probed_by_both_protocols():
