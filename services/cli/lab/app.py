@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from schemas.topology import Topology
 from services.cli.files import load
-from services.cli.lab import namespaces, probe, teardown
+from services.cli.lab import clear, namespaces, probe, teardown
 from services.cli.lab.crew import host_view
 from services.cli.lab.demo import demo
 from services.cli.lab.detach import Progress, in_background
@@ -62,7 +62,8 @@ def up(
 def check(*, state: State = None, output: Output = "table") -> int:
     """Send UDP and TCP between all pods of the lab that the topology joins, and compare what arrives with what it says.
 
-    So do nodes to a pod of each peer, and a pod of each peer to every address that a cluster maps.
+    So do nodes to a pod of each peer, and a pod of each peer to every address that a cluster maps. Of a cluster that encrypts, the uplinks
+    of its nodes are looked at meanwhile: nothing that should be encrypted may be in clear there.
     """
     _need_root()
     folder = _running(state)
@@ -111,16 +112,22 @@ def down(*, state: State = None) -> int:
 @lab.command(name="demo")
 def guided(
     *,
+    file: Annotated[
+        list[Path] | None, Parameter(name=["--file", "-f"], help="Topology files; default two clusters that are joined.", negative="")
+    ] = None,
     keep: Annotated[bool, Parameter(help="Leave the lab up at the end.", negative="")] = False,
     state: State = None,
     output: Output = "table",
 ) -> int:
     """The guided tour, about a minute: a mesh comes up, is checked, broken by hand, repaired, changed under traffic, and taken down.
 
+    Of one's own files, what they have is shown: tunnels are added and taken away where clusters are joined, uplinks are looked at where
+    nodes encrypt.
+
     With JSON, the one document of all checks goes to the standard output, and the story to the standard error.
     """
     _need_root()
-    story = demo(Folder(state) if state else find_folder(None), Console(stderr=output == "json"), keep=keep)
+    story = demo(Folder(state) if state else find_folder(None), Console(stderr=output == "json"), file or (), keep=keep)
     if output == "json":
         print_checks(story.checks)
     return 0 if story.ok else 1
@@ -171,7 +178,10 @@ def _supervise(folder: Folder, topology: list[Topology]) -> Callable[[Progress],
 
 async def _check(folder: Folder) -> list[Check]:
     async with Feed.open(folder.url.read_text(encoding="ascii").strip(), "lab-check") as feed:
-        return await probe.check(feed.board.as_seen(), feed.board.chosen)
+        topology = feed.board.as_seen()
+        with clear.watching(topology) as watch:
+            checks = await probe.check(topology, feed.board.chosen)
+        return [*checks, *watch.checks()]
 
 
 def _running(state: Path | None) -> Folder:

@@ -18,7 +18,7 @@ from schemas.drift import DriftEvent
 from schemas.topology import Gateway, Node, Peering, Pod, Topology
 from schemas.values import FAMILIES, IPV6, Address, Name
 from services.cli.files import load
-from services.cli.lab import listing, namespaces, probe, readiness, teardown, traffic
+from services.cli.lab import clear, listing, namespaces, probe, readiness, teardown, traffic
 from services.cli.lab.board import Board
 from services.cli.lab.detach import Progress, in_background
 from services.cli.lab.expected import expected
@@ -48,14 +48,17 @@ class _Watcher:
         self._story.check("the lab is up: every host holds its plan, and all pods reach each other", ok=True)
 
 
-def demo(folder: Folder, console: Console, *, keep: bool = False) -> Story:
-    """Tell the whole story and take the lab down, also when it fails or is interrupted; with `keep` the lab stays."""
+def demo(folder: Folder, console: Console, files: Sequence[Path] = (), *, keep: bool = False) -> Story:
+    """Tell the whole story of these topology files, or of the example, and take the lab down, also when it fails or is interrupted.
+
+    With `keep` the lab stays.
+    """
     story = Story(console)
-    topology = load([EXAMPLE])
+    topology = load(files or [EXAMPLE])
     with _interruptible():
         try:
             with _complaining(story, "the lab comes up"):
-                _come_up(story, folder, topology)
+                _come_up(story, folder, topology, is_example=not files)
                 asyncio.run(_tell(story, folder, topology, keep=keep))
         finally:
             if keep:
@@ -66,12 +69,15 @@ def demo(folder: Folder, console: Console, *, keep: bool = False) -> Story:
     return story
 
 
-def _come_up(story: Story, folder: Folder, topology: Sequence[Topology]) -> None:
+def _come_up(story: Story, folder: Folder, topology: Sequence[Topology], *, is_example: bool) -> None:
     hosts = [item for item in topology if isinstance(item, Node | Gateway)]
+    about = (
+        f"{EXAMPLE.name} describes two clusters, rome and milan. Their pods have the very same addresses, 10.200.0.0/16, so each side "
+        "sees the other's under a prefix of its own choice: rome dials milan's pods as 10.61.0.0/16, milan dials rome's as 10.63.0.0/16."
+    )
     story.chapter(
         "A mesh on this machine",
-        f"{EXAMPLE.name} describes two clusters, rome and milan. Their pods have the very same addresses, 10.200.0.0/16, so each side "
-        "sees the other's under a prefix of its own choice: rome dials milan's pods as 10.61.0.0/16, milan dials rome's as 10.63.0.0/16.",
+        *([about] if is_example else []),
         f"Each of the {len(hosts)} hosts becomes a network namespace with an applier and an auditor of its own. The topology goes to NATS, "
         "the planner turns it into one plan per host, and each applier makes its kernel so, in one transaction.",
     )
@@ -84,15 +90,17 @@ def _come_up(story: Story, folder: Folder, topology: Sequence[Topology]) -> None
 
 async def _tell(story: Story, folder: Folder, topology: Sequence[Topology], *, keep: bool) -> None:
     async with Feed.open(folder.url.read_text(encoding="ascii").strip(), "lab-demo") as feed:
-        peering = next(item for item in topology if isinstance(item, Peering))
+        peering = next((item for item in topology if isinstance(item, Peering)), None)
         nodes = [host_namespace(item.cluster, item.name) for item in topology if isinstance(item, Node)]
         tables = {node: listing.table(node, "ip", "lab-cni") for node in nodes}
         await _probe(story, feed)
-        await _break(story, feed, peering)
+        if peering is not None:
+            await _break(story, feed, peering)
         await _add_pod(story, feed, topology)
-        await _add_tunnel(story, feed, peering)
-        if not keep:
-            await _remove_peering(story, feed)
+        if peering is not None:
+            await _add_tunnel(story, feed, peering)
+            if not keep:
+                await _remove_peering(story, feed)
         same = [node for node in nodes if listing.table(node, "ip", "lab-cni") == tables[node]]
         story.check(
             "the table of the pods' own network (lab-cni) is what it was on each node",
@@ -107,7 +115,15 @@ async def _probe(story: Story, feed: Feed) -> None:
         "Every pod sends UDP and TCP to every other one. The receiver says which addresses it saw: between the clusters, the sender must "
         "appear under the prefix that the receiver's side chose for it.",
     )
-    story.add(await probe.check(feed.board.as_seen(), feed.board.chosen))
+    topology = feed.board.as_seen()
+    with clear.watching(topology) as watch:
+        story.add(await probe.check(topology, feed.board.chosen))
+    if checks := watch.checks():
+        story.chapter(
+            "What passed the uplinks meanwhile",
+            "These nodes encrypt. What their pods said to each other must have left them inside WireGuard, and nothing of it in clear.",
+        )
+        story.add(checks)
 
 
 async def _break(story: Story, feed: Feed, peering: Peering) -> None:
