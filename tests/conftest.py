@@ -22,11 +22,13 @@ SESSION = f"{SESSION_VARIABLE}={uuid.uuid4().hex}".encode()
 NAMESPACE_PREFIX = "mm"
 DAEMONS = ("nats-server", "wireguard-go")
 SETTLE_S = 5.0  # what a test stopped may take this long to be gone
+COVERS = {"encryption": ("mode", "path")}
+"""By suite, the properties (``record_property``) whose different values its closing line counts."""
 REAL_KERNEL = Path(__file__).parent / "real_kernel"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--suite", metavar="NAME", default="", help="close with the line 'NAME: passed=… failed=… skipped=… seconds=…'")
+    parser.addoption("--suite", metavar="NAME", default="", help="close with the line 'NAME: passed=… failed=… …'")
     parser.addoption("--whole", action="store_true", help="real-kernel: every case of every test, which takes about a third longer")
 
 
@@ -103,11 +105,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         count = {name: len(terminalreporter.getreports(name)) for name in ("passed", "failed", "error", "skipped", "xfailed")}
         failed = count["failed"] + count["error"] + len(complaints)
         seconds = time.monotonic() - config.stash[_STARTED]
-        config.add_cleanup(  # after pytest's own closing line
-            lambda: print(  # noqa: T201
-                f"{suite}: passed={count['passed'] + count['xfailed']} failed={failed} skipped={count['skipped']} seconds={seconds:.1f}"
-            )
-        )
+        outcome = f"failed={failed}"
+        passed = f"passed={count['passed'] + count['xfailed']}"
+        rest = f"skipped={count['skipped']} seconds={seconds:.1f}"
+        covered = _covered(suite, terminalreporter.getreports("passed"))
+        line = f"{covered} {outcome} {passed} {rest}" if covered else f"{passed} {outcome} {rest}"
+        config.add_cleanup(lambda: print(f"{suite}: {line}"))  # noqa: T201 - after pytest's own closing line
+
+
+def _covered(suite: str, passed: list[pytest.TestReport]) -> str:
+    """What a suite counts besides its tests: the different values that those that passed have recorded as properties."""
+    properties = [item for report in passed for item in report.user_properties]
+    return " ".join(f"{name}s={len({value for key, value in properties if key == name})}" for name in COVERS.get(suite, ()))
 
 
 def _wait_until_gone(before: frozenset[str]) -> frozenset[str]:

@@ -13,7 +13,10 @@ import pytest
 from tests.real_kernel.guest import INSIDE, ROOT, Guest, sample
 from tests.real_kernel.report import RESULTS_VARIABLE
 
-RUN_INSIDE = ("tests/contract/kernel", "tests/integration/kernel", "tests/integration/applier", "tests/integration/mesh", INSIDE)
+RUN_INSIDE = (
+    *("tests/contract/kernel", "tests/integration/kernel", "tests/integration/applier", "tests/integration/mesh", "tests/encryption"),
+    INSIDE,
+)
 """Tests that need a real kernel and no processes besides: run where they stand; of a suite for fake and real, only the real half."""
 IS_GUEST = RESULTS_VARIABLE in os.environ
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.real_kernel import guest as module
-from tests.real_kernel.guest import CASES_MAX, INSIDE, Guest, GuestError, sample, split
+from tests.real_kernel.guest import CASES_MAX, ENCRYPTION, INSIDE, Guest, GuestError, sample, split
 
 FIRST, SECOND = "tests/contract/test_a.py::test_one", "tests/contract/test_a.py::test_two"
 REPORT = """printf '{"id": "%s", "outcome": "%s", "text": "%s", "seconds": 0.1}\\n'"""
@@ -125,3 +125,15 @@ def test_tests_of_a_mesh_stay_together_in_one_of_two_even_runs() -> None:
     assert len(first) > len(second)
     assert split(mesh) == [mesh]
     assert split([]) == []
+
+
+def test_tests_of_encryption_share_the_other_run_and_are_sampled_more_finely() -> None:
+    """They share a cluster: all in one run, away from the meshes', and the rest evens the runs out."""
+    encryption = [f"{ENCRYPTION}test_paths.py::test_path[{number}]" for number in range(40)]
+    mesh, others = [f"{INSIDE}/test_mesh.py::test_one"], [f"tests/a.py::test_{number}" for number in range(31)]
+    one, two = split([*others, *mesh, *encryption])
+    assert one[:40] == encryption
+    assert two[:1] == mesh
+    assert sorted([*one, *two]) == sorted([*others, *mesh, *encryption])
+    assert (len(one), len(two)) == (48, 24)
+    assert len(sample(encryption)) == 24

@@ -1,0 +1,183 @@
+"""Every path a packet can take between two nodes, in every mode, both families and over underlays of both: by packets, on the wire.
+
+On the uplink there is nothing but WireGuard's, on the device all is in plain, and both hold for requests and for answers. Here and in an
+emulated machine whose kernel has WireGuard and Geneve: see CONTRIBUTING.md. A new path, as that of egress, is a line in `PATHS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from schemas.values import FAMILIES, IPV4, IPV6, Address, Family
+from tests.encryption import wire
+from tests.encryption.conftest import Made
+from tests.encryption.site import MODES, MTU, Mode, Site
+from tests.speakers import opened
+
+UNDERLAYS = pytest.mark.parametrize("underlay", FAMILIES, ids=["over-ipv4", "over-ipv6"], indirect=True)
+pytestmark = [pytest.mark.privileged, pytest.mark.timeout(240), UNDERLAYS]
+
+SERVICE = {IPV4: Address("10.96.0.10"), IPV6: Address("fd00:96::10")}
+"""An address that a table of somebody else translates to a pod of worker-2, as kube-proxy does for a service."""
+PROBE = 3  # IP_PMTUDISC_PROBE, IPV6_PMTUDISC_PROBE: never in pieces, whatever was learned before
+OPTIONS = {IPV4: (socket.IPPROTO_IP, 10, 11), IPV6: (socket.IPPROTO_IPV6, 23, 25)}
+"""The level, MTU_DISCOVER and RECVERR of linux/in.h and linux/in6.h."""
+IPV6_DONTFRAG = 62
+HEADERS_BYTES = {IPV4: 28, IPV6: 48}
+TOO_BIG = {IPV4: (2, 3, 4), IPV6: (3, 2, 0)}
+"""Origin, type and code of what says so: SO_EE_ORIGIN_ICMP and _ICMP6 of linux/errqueue.h, RFC 792 and RFC 4443."""
+
+
+def pod(site: Site, family: Family) -> Address:
+    return site.pod("stock", family)
+
+
+def roaming(site: Site, family: Family) -> Address:
+    return site.pod("roam", family)
+
+
+def service(_: Site, family: Family) -> Address:
+    return SERVICE[family]
+
+
+def node(site: Site, _: Family) -> Address:
+    return site.address("worker-2")
+
+
+class Path(NamedTuple):
+    """Who speaks to whom, and what it dials. `of_nodes`: encrypted only where nodes' packets are; `of_underlay`: in its family alone."""
+
+    client: str
+    server: str
+    dial: Callable[[Site, Family], Address]
+    of_nodes: bool = False
+    of_underlay: bool = False
+
+    @property
+    def families(self) -> tuple[Family | None, ...]:
+        """None stands for the underlay's."""
+        return (None,) if self.of_underlay else FAMILIES
+
+
+PATHS = {
+    "pod-to-pod": Path("rome.pod.shop", "rome.pod.stock", pod),
+    "pod-to-roaming-pod": Path("rome.pod.shop", "rome.pod.roam", roaming),
+    "node-to-pod": Path("rome.worker-1", "rome.pod.stock", pod),
+    "pod-to-service": Path("rome.pod.shop", "rome.pod.stock", service),
+    "node-to-service": Path("rome.worker-1", "rome.pod.stock", service, of_underlay=True),
+    "node-to-node": Path("rome.worker-1", "rome.worker-2", node, of_nodes=True, of_underlay=True),
+    "pod-to-node": Path("rome.pod.shop", "rome.worker-2", node, of_nodes=True, of_underlay=True),
+}
+WAYS = [
+    pytest.param(mode, family, path, id=f"{mode}-{path}{f'-ipv{family}' if family else ''}")
+    for mode in MODES
+    for path, asked in PATHS.items()
+    for family in asked.families
+    if mode.nodes or not asked.of_nodes
+]
+EACH = pytest.mark.parametrize(
+    "mode, family", [pytest.param(*case, id=f"{case[0]}-ipv{case[1]}") for case in itertools.product(MODES, FAMILIES)]
+)
+
+
+@pytest.fixture(autouse=True)
+def services(site: Site) -> Iterator[None]:
+    """On worker-1, a table of somebody else that leads a service's address to a pod of worker-2."""
+    rules = "; ".join(
+        f"{word} daddr {SERVICE[family]} dnat {word} to {site.pod('stock', family)}" for word, family in (("ip", IPV4), ("ip6", IPV6))
+    )
+    chains = (f"chain {hook} {{ type nat hook {hook} priority -100; {rules}; }};" for hook in ("prerouting", "output"))
+    site.run("rome.worker-1", "nft", f"table inet services {{ {' '.join(chains)} }}")
+    try:
+        yield
+    finally:
+        site.run("rome.worker-1", "nft", "delete", "table", "inet", "services")
+
+
+@pytest.mark.parametrize("mode, family, path", WAYS)
+async def test_on_the_wire_there_is_wireguard_alone(
+    turned: Made, mode: Mode, family: Family | None, path: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Requests and answers pass both devices in plain, and both uplinks inside WireGuard only; strict mode has counted nothing."""
+    asked, site = PATHS[path], turned(mode)
+    family = family or site.underlay
+    dial = asked.dial(site, family)
+    with wire.watched() as seen:
+        talk = await wire.talk(asked.client, asked.server, dial, family)
+        assert await wire.greets(asked.client, asked.server, dial, family)
+    here, there = seen.devices
+    assert wire.says(here, talk.request, outgoing=True)
+    assert wire.says(there, talk.request, outgoing=False)
+    assert wire.says(there, talk.answer, outgoing=True)
+    assert wire.says(here, talk.answer, outgoing=False)
+    for uplink in seen.uplinks:
+        assert not [words for words in (talk.request, talk.answer) for out in (True, False) if wire.says(uplink, words, outgoing=out)]
+        assert wire.encrypted(uplink, outgoing=True) > 2
+        assert wire.encrypted(uplink, outgoing=False) > 2
+        assert wire.in_clear(uplink, site.cluster()) == []
+        if mode.nodes:
+            assert [packet for packet in uplink if not (wire.is_wireguard(packet) or wire.is_of_the_link(packet))] == []
+    assert [count for name in wire.NODES for count in wire.counted(site, name).values() if count] == []
+    record_property("mode", str(mode))
+    record_property("path", f"{path} {mode} {family} over {site.underlay}")
+
+
+@EACH
+async def test_pods_see_each_other_and_nodes_under_their_own_addresses(turned: Made, mode: Mode, family: Family) -> None:
+    """Nothing is translated between pods; a node speaks as the address that its peers take from it."""
+    site = turned(mode)
+    dial = site.pod("stock", family)
+    assert (await wire.talk("rome.pod.shop", "rome.pod.stock", dial, family)).sender == site.pod("shop", family)
+    assert (await wire.talk("rome.worker-1", "rome.pod.stock", dial, family)).sender == site.sender("worker-1", family)
+
+
+@EACH
+@pytest.mark.parametrize("client", ["rome.pod.shop", "rome.worker-1"])
+async def test_a_packet_of_the_mtu_passes_and_one_byte_more_does_not(turned: Made, mode: Mode, family: Family, client: str) -> None:
+    """In one piece, inside and outside. A pod is told by the right ICMP error, with the MTU in it; a node by its own kernel."""
+    site = turned(mode)
+    mtu, dial = mode.mtu(site.underlay), site.pod("stock", family)
+    await wire.talk(client, "rome.pod.stock", dial, family)  # neighbours and sessions are there
+    with wire.watched() as seen, whole(client, family) as here, opened("rome.pod.stock", family) as there:
+        to = (dial, there.getsockname()[1])
+        fitting, larger = (bytes(mtu - HEADERS_BYTES[family] + more) for more in (0, 1))
+        here.sendto(fitting, to)
+        assert len((await wire.received(there))[0]) == len(fitting)
+        if client == "rome.worker-1":
+            with pytest.raises(OSError, match="too long"):
+                here.sendto(larger, to)
+        else:
+            here.sendto(larger, to)
+            assert await told(here) == (errno.EMSGSIZE, *TOO_BIG[family], mtu)
+        with pytest.raises(TimeoutError):
+            await wire.received(there, 0.2)
+    for uplink in seen.uplinks:
+        assert [packet for packet in uplink if not (wire.is_wireguard(packet) or wire.is_of_the_link(packet))] == []
+        assert max(len(packet.body) for packet in uplink) <= MTU - (20 if site.underlay == IPV4 else 40)
+
+
+@contextlib.contextmanager
+def whole(client: str, family: Family) -> Iterator[socket.socket]:
+    """A socket whose packets nobody may cut, and that hears of errors."""
+    level, discover, errors = OPTIONS[family]
+    with opened(client, family) as made:
+        made.setsockopt(level, discover, PROBE)
+        made.setsockopt(level, errors, 1)
+        if family != IPV4:
+            made.setsockopt(level, IPV6_DONTFRAG, 1)
+        yield made
+
+
+async def told(at: socket.socket) -> tuple[int, ...]:
+    """What an ICMP error says: errno, origin, type, code and information (struct sock_extended_err of linux/errqueue.h)."""
+    (data, *_) = await wire.eventually(lambda: at.recvmsg(2048, 512, socket.MSG_ERRQUEUE)[1])
+    number, origin, kind, code, _, info, _ = struct.unpack("=IBBBBII", data[2][:16])
+    return number, origin, kind, code, info

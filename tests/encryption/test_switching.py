@@ -1,0 +1,160 @@
+"""The cluster changes live, under traffic: modes, nodes that go and come back, a node that opts out. What is lost is counted.
+
+A stream goes both ways between pods of two nodes while these make the change, one after the other: what is lost is what goes from one to
+the other while only one of them has turned. What was encrypted before and is after must not be seen in clear in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from schemas.topology import Pod
+from schemas.values import FAMILIES, IPV4, Address, Family
+from services.cli.lab import traffic
+from services.cli.lab.layout import PREFIX
+from tests.encryption import wire
+from tests.encryption.conftest import Made
+from tests.encryption.site import UPLINK, Mode, Site
+
+pytestmark = [pytest.mark.privileged, pytest.mark.timeout(240)]
+
+RUN_S = 1.0
+"""Of undisturbed traffic before a change and after it."""
+NATIVE, VXLAN, GENEVE = Mode("native"), Mode("vxlan"), Mode("geneve")
+
+
+class Switch(NamedTuple):
+    """From one mode to another (None: no encryption, which IPv4 alone gets by over this underlay).
+
+    `lossless`: not one datagram may be lost. Else a packet that leaves a node that has turned finds the other one as it was, and may be
+    lost for as long as nodes differ.
+    """
+
+    before: Mode | None
+    after: Mode | None
+    lossless: bool = False
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        return FAMILIES if self.before is not None and self.after is not None else (IPV4,)
+
+    def __str__(self) -> str:
+        return " → ".join(str(mode or "none") for mode in (self.before, self.after))
+
+
+SWITCHES = [
+    Switch(None, NATIVE),
+    Switch(NATIVE, None),
+    Switch(NATIVE, Mode("native", nodes=True), lossless=True),
+    Switch(Mode("native", nodes=True), NATIVE, lossless=True),
+    Switch(NATIVE, VXLAN),
+    Switch(VXLAN, NATIVE),
+    Switch(None, VXLAN),
+    Switch(VXLAN, None),
+    Switch(VXLAN, Mode("vxlan", nodes=True), lossless=True),
+    Switch(VXLAN, GENEVE),
+    Switch(GENEVE, VXLAN),
+]
+
+
+@contextlib.asynccontextmanager
+async def streams(site: Site, families: Iterable[Family] = FAMILIES, other: str = "stock") -> AsyncIterator[list[traffic.Traffic]]:
+    """Flows between a pod of worker-1 and another one, begun at either end, in these families."""
+    pairs = [(client, server, family) for client, server in (("shop", other), (other, "shop")) for family in families]
+    for client, server, family in pairs:  # neighbours and sessions are there before what is to be judged begins
+        await wire.talk(f"rome.pod.{client}", f"rome.pod.{server}", site.pod(server, family), family)
+    async with contextlib.AsyncExitStack() as stack:
+        found = [
+            await stack.enter_async_context(
+                traffic.running(f"{PREFIX}rome.pod.{client}", f"{PREFIX}rome.pod.{server}", site.pod(server, family))
+            )
+            for client, server, family in pairs
+        ]
+        yield found
+
+
+def turn(made: Made, site: Site, mode: Mode | None) -> None:
+    if mode is None:
+        site.change(encryption="none", strict="off", routing="native")
+    else:
+        made(mode)
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=str)
+async def test_a_stream_survives_a_switch(turned: Made, site: Site, switch: Switch, record_property: Callable[[str, object], None]) -> None:
+    """Packets lost are counted; between two modes that encrypt nothing is in clear on either uplink."""
+    turn(turned, site, switch.after)  # skips here where this kernel cannot
+    turn(turned, site, switch.before)
+    with wire.watched_on(UPLINK) as uplinks:
+        async with streams(site, switch.families) as flows:
+            await asyncio.sleep(RUN_S)
+            before = sum(flow.sent for flow in flows)
+            await asyncio.to_thread(turn, turned, site, switch.after)
+            during = sum(flow.sent for flow in flows) - before
+            await asyncio.sleep(RUN_S)
+    lost, sent = sum(flow.lost for flow in flows), sum(flow.sent for flow in flows)
+    record_property("lost", f"{switch}: {lost} of {sent} datagrams, of which {during} were sent while nodes turned")
+    if switch.before is not None and switch.after is not None:
+        assert [wire.in_clear(uplink, site.cluster()) for uplink in uplinks] == [[], []]
+    assert before > 100
+    assert lost <= (0 if switch.lossless else during + len(flows) * 8)
+    assert site.differences() == {}
+
+
+@pytest.mark.parametrize("what", ["address", "key"])
+async def test_a_node_that_was_removed_comes_back(turned: Made, what: str) -> None:
+    """At another address, or with another key: it is reached, nobody keeps the peer that it was, and others notice nothing."""
+    site = turned(NATIVE)
+    node = site.node("worker-2")
+    pods = [item for item in site.topology if isinstance(item, Pod) and item.node == node.name]
+    back = replace(node, addresses=(Address("172.18.0.22"),)) if what == "address" else node
+    (key,) = (key for key, prefixes in peers(site).items() if "10.200.2.0/24" in prefixes)
+    async with streams(site, (IPV4,), "post") as flows:
+        await asyncio.to_thread(site.forget, *(pod.ref for pod in pods), node.ref)
+        assert key not in peers(site)
+        if what == "key":
+            site.lose_key("rome", "worker-2")
+        try:
+            await asyncio.to_thread(site.say, [back, *pods])
+            assert (key in peers(site)) is (what == "address")
+            assert [f"{back.addresses[0]}:" in endpoint for _, endpoint in site.wg("worker-1", "endpoints")].count(True) == 1
+            await wire.talk("rome.pod.shop", "rome.pod.stock", site.pod("stock", IPV4), IPV4)
+            await wire.talk("rome.pod.stock", "rome.pod.shop", site.pod("shop", IPV4), IPV4)
+        finally:
+            await asyncio.to_thread(site.forget, *(pod.ref for pod in pods), node.ref)
+            await asyncio.to_thread(site.say, [node, *pods])
+    assert [flow.lost for flow in flows] == [0, 0]
+
+
+@pytest.mark.parametrize("mode", [NATIVE, VXLAN], ids=str)
+async def test_a_node_opts_out_and_back_in(turned: Made, mode: Mode) -> None:
+    """What is for it goes in clear, and strict mode takes that for no mistake; what is for others does not, and nothing of that is lost."""
+    site = turned(mode)
+    site.change(strict="enforce")
+    counted = {name: wire.counted(site, name) for name in wire.NODES}
+    try:
+        async with streams(site, (IPV4,)) as flows:
+            for out in (True, False):
+                await asyncio.to_thread(site.change, "Node/rome/worker-3", opt_out=out)
+                with wire.watched() as seen:
+                    talk = await wire.talk("rome.pod.shop", "rome.pod.post", site.pod("post", IPV4), IPV4)
+                for words, outgoing in ((talk.request, True), (talk.answer, False)):
+                    assert wire.says(seen.uplinks[0], words, outgoing=outgoing) is out
+                    assert wire.says(seen.devices[0], words, outgoing=outgoing) is not out
+                assert wire.in_clear(seen.uplinks[1], site.cluster()) == []
+        assert [flow.lost for flow in flows] == [0, 0]
+        assert {name: wire.counted(site, name) for name in wire.NODES} == counted
+    finally:
+        site.change("Node/rome/worker-3", opt_out=False)
+        site.change(strict="audit")
+
+
+def peers(site: Site) -> dict[str, list[str]]:
+    """The AllowedIPs of worker-1's peers, by key."""
+    return {key: prefixes for key, *prefixes in site.wg("worker-1", "allowed-ips")}

@@ -1,0 +1,91 @@
+"""The lab of a cluster that encrypts, with all its services: applier and broker come and go, and nobody who speaks notices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from schemas.topology import Node
+from tests.captures import Packet
+from tests.lab.conftest import EXAMPLES, Live, Mesh, connected, up
+
+pytestmark = [pytest.mark.privileged, pytest.mark.slow, pytest.mark.timeout(300)]
+
+DEVICE, PORT = "me.0", 51871
+PAIRS = (("rome/shop", "rome/stock"), ("rome/stock", "rome/shop"))
+ENCRYPTING = ("rome.worker-1", "rome.worker-2")
+
+
+@pytest.fixture(scope="module")
+def rome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    with up(EXAMPLES / "encryption.yaml", tmp_path_factory.mktemp("encryption") / "state") as found:
+        yield found
+
+
+def sessions(rome: Mesh) -> dict[str, str]:
+    """Endpoints, AllowedIPs and handshakes of both nodes' peers."""
+    shown = ("endpoints", "allowed-ips", "latest-handshakes")
+    return {f"{host} {what}": rome.run_in_view(host, "wg", "show", DEVICE, what) for host in ENCRYPTING for what in shown}
+
+
+def in_clear(packets: list[Packet]) -> list[Packet]:
+    """What shop and stock say to each other, on an uplink."""
+    return [packet for packet in packets if {packet.source, packet.destination} == {"10.200.1.10", "10.200.2.10"}]
+
+
+def test_the_command_looks_at_uplinks_too(rome: Mesh) -> None:
+    """A check of the lab has the paths of pods inside the cluster, and says that nothing of theirs is in clear on the uplinks."""
+    done = rome.meshmark("lab", "check", "--output", "json", timeout_s=120)
+    document = json.loads(done.stdout)
+    assert document["ok"] is True, done.stdout
+    checks = {check["name"]: check["detail"] for check in document["checks"]}
+    assert {"udp rome/shop → rome/stock", "tcp6 rome/stock → rome/shop", "udp rome/shop → rome/post"} <= checks.keys()
+    for host in ("rome/worker-1", "rome/worker-2"):
+        assert checks[f"uplink of {host}: encrypted, and nothing in clear"].endswith("0 in clear that should not be")
+
+
+@pytest.mark.parametrize("service", ["applier.rome.worker-1", "nats-server", "planner", "auditor.rome.worker-2"])
+async def test_a_service_that_comes_back_costs_no_packet_and_no_handshake(rome: Mesh, service: str) -> None:
+    """Killed under traffic and started again: streams lose nothing, and peers have the endpoints and handshakes that they had."""
+    async with connected(rome) as live:
+        await live.carries()
+        before = sessions(rome)
+        with rome.capture("rome.worker-1") as uplink:
+            async with live.undisturbed(*PAIRS):
+                await rome.kill(service)
+                await live.eventually(lambda: rome.pid(service), f"{service} runs")
+        assert sessions(rome) == before
+        assert in_clear(uplink) == []
+
+
+async def test_what_is_said_while_the_broker_is_away_is_so_afterwards(rome: Mesh) -> None:
+    """The broker is killed, and right after it a node opts in: it encrypts as soon as the broker is back."""
+    async with connected(rome) as live:
+        await rome.kill("nats-server")
+        node = rome.object("Node/rome/worker-3")
+        assert isinstance(node, Node)
+
+        async def is_said() -> bool:
+            await live.feed.publish(opted_in(node))
+            return True
+
+        await live.eventually(is_said, "the broker hears it")
+        await live.publish(opted_in(node))
+        await live.carries()
+        with rome.capture("rome.worker-3") as uplink:
+            await live.carries()
+        assert any(PORT in (packet.source_port, packet.destination_port) for packet in uplink)
+        await encrypts(live, rome)
+
+
+def opted_in(node: Node) -> Node:
+    return Node(name=node.name, cluster=node.cluster, addresses=node.addresses, pod_prefixes=node.pod_prefixes)
+
+
+async def encrypts(live: Live, rome: Mesh) -> None:
+    """Until the third node has shaken hands with both others."""
+    await live.eventually(
+        lambda: rome.run_in_view("rome.worker-3", "wg", "show", DEVICE, "latest-handshakes").count("\t0\n") == 0, "all shake hands"
+    )
