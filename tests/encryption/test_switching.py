@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from schemas.topology import Pod
+from schemas.topology import Pod, PublicKey
 from schemas.values import FAMILIES, IPV4, Address, Family
 from services.cli.lab import traffic
 from services.cli.lab.layout import PREFIX
@@ -105,6 +105,31 @@ async def test_a_stream_survives_a_switch(turned: Made, site: Site, switch: Swit
     assert before > 100
     assert lost <= (0 if switch.lossless else during + len(flows) * 8)
     assert site.differences() == {}
+
+
+async def test_encryption_comes_as_keys_become_known(turned: Made, record_property: Callable[[str, object], None]) -> None:
+    """As on a cluster that encrypts for the first time: packets go around the device until both keys are known, and then through it.
+
+    What is lost is counted, and has no bound here: a node that greets another one too early is answered when it greets again, after 5 s.
+    """
+    site = turned(NATIVE)
+    site.change(encryption="none", strict="off")
+    keys = [item for item in site.topology if isinstance(item, PublicKey)]
+    site.forget(*(key.ref for key in keys))
+    during = 0
+    async with streams(site, (IPV4,)) as flows:
+        for said in ([replace(site.cluster(), **NATIVE.fields(), strict="audit")], *([key] for key in keys)):
+            before = sum(flow.sent for flow in flows)
+            await asyncio.to_thread(site.say, said)
+            during += sum(flow.sent for flow in flows) - before
+        await asyncio.sleep(RUN_S)
+    lost, sent = sum(flow.lost for flow in flows), sum(flow.sent for flow in flows)
+    record_property("lost", f"none → native for the first time: {lost} of {sent} datagrams, of which {during} were sent while nodes turned")
+    with wire.watched_on(UPLINK) as uplinks:
+        async with streams(site, (IPV4,)) as flows:
+            await asyncio.sleep(RUN_S)
+    assert [flow.lost for flow in flows] == [0, 0]
+    assert [wire.in_clear(uplink, site.cluster()) for uplink in uplinks] == [[], []]
 
 
 @pytest.mark.parametrize("what", ["address", "key"])
