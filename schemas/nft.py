@@ -145,6 +145,21 @@ class Notrack(Struct, **_VALUE, tag="notrack"):
     """Keep the packet out of connection tracking."""
 
 
+class Limit(Struct, **_VALUE, tag="limit"):
+    """Go on with the rule for `rate` packets a second only, and for `burst` more that come at once."""
+
+    rate: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
+    burst: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)]
+
+
+class Log(Struct, **_VALUE, tag="log"):
+    """Show the packet's first `snaplen` bytes, with `prefix`, to who listens to a group of NFLOG, and go on with the rule."""
+
+    group: Annotated[int, Meta(ge=0, le=0xFFFF)]
+    prefix: Annotated[str, Meta(min_length=1, max_length=63, pattern='^[^"\\\\]*$')]
+    snaplen: Annotated[int, Meta(ge=1, le=0xFFFF)]
+
+
 class ClampMss(Struct, **_VALUE, tag="mss"):
     """Set the TCP maximum segment size to `size` bytes; 0 lowers it to what the route's MTU allows."""
 
@@ -165,6 +180,8 @@ Statement = (
     | Reject
     | Notrack
     | ClampMss
+    | Limit
+    | Log
     | Comment
 )
 Rule = tuple[Statement, ...]

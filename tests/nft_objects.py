@@ -13,6 +13,8 @@ from schemas.nft import (
     Comment,
     CopyMark,
     Counter,
+    Limit,
+    Log,
     Masquerade,
     Match,
     Nat,
@@ -146,6 +148,8 @@ _written = st.one_of(
     st.builds(CopyMark, st.sampled_from(["meta", "ct"]), st.one_of(_mask, st.just(0xFFFFFFFF))),
     st.builds(ClampMss, st.one_of(st.just(0), st.integers(1, 65535))),
     st.just(Counter()),
+    st.builds(Limit, st.integers(1, 10_000), st.integers(1, 10_000)),
+    st.builds(Log, st.integers(0, 0xFFFF), st.sampled_from(["a", "in pods", "x" * 63]), st.integers(1, 0xFFFF)),
 )
 
 

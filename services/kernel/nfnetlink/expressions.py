@@ -41,6 +41,7 @@ _RT_TCPMSS = 3
 _UNREACHABLE, _EITHER = 0, 2
 _PORT_CODES = {2: 3, 10: 4}
 _PORT_CODE = 1
+_LIMIT_PACKETS = 0
 
 
 def size(pieces: Iterable[Piece]) -> int:
@@ -142,6 +143,16 @@ def write_maxseg() -> Pieces:
     """Write register 1 into the TCP option."""
     where = (attribute(2, bytes((_MAXSEG,))), be32(3, _MAXSEG_OFFSET), be32(4, _MAXSEG_BYTES), be32(6, _TCP_OPTION))
     return expression("exthdr", be32(7, REGISTER), *where)
+
+
+def limit(rate: Piece, burst: Piece) -> Pieces:
+    """Packets a second."""
+    second = attribute(2, (1).to_bytes(8, "big"))
+    return expression("limit", *holder(1, (rate,)), second, *holder(3, (burst,)), be32(4, _LIMIT_PACKETS), be32(5, 0))
+
+
+def log(group: int, prefix: str, snaplen: int) -> Pieces:
+    return expression("log", attribute(1, group.to_bytes(2, "big")), text(2, prefix), be32(3, snaplen))
 
 
 def counter() -> Pieces:

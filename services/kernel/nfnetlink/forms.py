@@ -16,6 +16,8 @@ from schemas.nft import (
     Comment,
     CopyMark,
     Counter,
+    Limit,
+    Log,
     Masquerade,
     Match,
     Nat,
@@ -133,6 +135,14 @@ def _mss(item: ClampMss) -> _Taken:
     return (("mss", True), (PORT.read(str(item.size)),)) if item.size else (("mss", False), _NONE)
 
 
+def _limit(item: Limit) -> _Taken:
+    return ("limit",), (item.rate.to_bytes(8, "big"), item.burst.to_bytes(4, "big"))
+
+
+def _log(item: Log) -> _Taken:
+    return ("log", item.group, item.prefix, item.snaplen), _NONE
+
+
 def _comment(item: Comment) -> _Taken:
     found = item.text.encode()
     if len(found) > COMMENT_BYTES or b'"' in found or b"\n" in found:
@@ -154,6 +164,8 @@ _FORMS: dict[type, Callable[[Any], _Taken]] = {
     Notrack: lambda _: (("plain statement", "notrack"), _NONE),
     Reject: lambda _: (("reject",), _NONE),
     ClampMss: _mss,
+    Limit: _limit,
+    Log: _log,
     Comment: _comment,
 }
 

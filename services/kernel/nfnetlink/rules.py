@@ -346,6 +346,8 @@ _ENCODERS: dict[str, Callable[..., Pieces]] = {
     "nat to": _nat_to,
     "mss": _mss,
     "reject": _reject,
+    "limit": lambda _: made.limit(8, 4),
+    "log": lambda _, group, prefix, snaplen: made.log(group, prefix, snaplen),
     "counter": lambda _: made.counter(),
     "verdict": lambda _, code, chain: made.verdict_of(code, chain),
     "plain statement": lambda _, name: made.plain(name),

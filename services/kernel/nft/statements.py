@@ -16,6 +16,8 @@ from schemas.nft import (
     Comment,
     CopyMark,
     Counter,
+    Limit,
+    Log,
     Masquerade,
     Match,
     Nat,
@@ -87,6 +89,10 @@ def _statement_text(item: Statement) -> str:  # noqa: C901, PLR0911, PLR0912 - o
             return "notrack"
         case ClampMss():
             return f"tcp option maxseg size set {item.size or 'rt mtu'}"
+        case Limit():
+            return f"limit rate {item.rate}/second burst {item.burst} packets"
+        case Log():
+            return f'log prefix "{item.prefix}" group {item.group} snaplen {item.snaplen}'
         case Comment():
             return f'comment "{item.text}"'
 
