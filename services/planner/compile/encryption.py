@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from schemas.encryption import Point
 from schemas.host_objects import (
     MAIN_TABLE,
     LinkAddress,
@@ -30,7 +31,7 @@ from schemas.host_objects import (
     WireguardLink,
     WireguardPeer,
 )
-from schemas.nft import ClampMss, Counter, Masquerade, Match, Notrack, Rule, SetMark, Verdict
+from schemas.nft import ClampMss, Comment, Counter, Masquerade, Match, Notrack, Rule, SetMark, Verdict
 from schemas.topology import Cluster, Node
 from schemas.values import FAMILIES, IPV4, IPV6, Address, Family, Key, Prefix
 from services.planner import layout, mesh, names
@@ -42,6 +43,12 @@ from services.planner.families import overlay_address
 _LINK = names.ENCRYPTION_LINK
 DEVICES, OVERLAY = f"{names.ENCRYPTION_LINK_PREFIX}*", f"{names.MESH_LINK_PREFIX}*"
 _DROP = (Counter(), Verdict("drop"))
+_INTO_CRYPTO = Comment(Point("to-crypto", "inner").comment("into the device"))
+_OUT_OF_CRYPTO = Comment(Point("from-crypto", "inner").comment("out of the device"))
+_INTO_OVERLAY = Comment(Point("to-overlay", "inner").comment("into the overlay"))
+_OUT_OF_OVERLAY = Comment(Point("from-overlay", "inner").comment("out of the overlay"))
+_OUT_ENCRYPTED = Comment(Point("to-network", "encrypted").comment("WireGuard's own packets left"))
+_IN_ENCRYPTED = Comment(Point("from-network", "encrypted").comment("WireGuard's own packets arrived"))
 INTO_DEVICE = Match("oifname", (DEVICES,))
 NEIGHBOURS: Rule = (
     Match("icmpv6 type", ("nd-router-solicit", "nd-router-advert", "nd-neighbor-solicit", "nd-neighbor-advert", "nd-redirect")),
@@ -151,7 +158,7 @@ def steered(cluster: Cluster, node: Node) -> tuple[Family, ...]:
 
 def speaks_of_nodes(cluster: Cluster) -> bool:
     """Whether rules look at the addresses of nodes that encrypt."""
-    return cluster.wireguard.nodes or (cluster.routing == "overlay" and cluster.strict != "off")
+    return cluster.wireguard.nodes or cluster.routing == "overlay"
 
 
 def wears(cluster: Cluster, value: int, op: str = "==") -> Match:
@@ -193,10 +200,9 @@ def _sets(cluster: Cluster, node: Node, table: str) -> Iterator[PlanObject]:
 
 
 def _chains(cluster: Cluster, node: Node, number: int, table: str) -> Iterator[PlanObject]:
-    marks, keep = cluster.marks, control.passes(cluster)
+    keep = control.passes(cluster)
     yield from _notrack(cluster, table)
-    decrypted = (Match("iifname", (DEVICES,)), SetMark(marks.decrypted, marks.mask))
-    yield NftChain(table, "arrivals", (decrypted,), "filter", "prerouting", layout.PRIORITY_MANGLE)
+    yield NftChain(table, "arrivals", tuple(_arrivals(cluster, node)), "filter", "prerouting", layout.PRIORITY_MANGLE)
     if steer := (*_steer_pods(cluster), *_steer_to_nodes(cluster, node)):
         yield NftChain(table, "steer", steer, "filter", "prerouting", layout.PRIORITY_AFTER_DSTNAT)
     if cluster.wireguard.nodes:
@@ -206,7 +212,16 @@ def _chains(cluster: Cluster, node: Node, number: int, table: str) -> Iterator[P
     yield NftChain(table, "forward", (clamp,), "filter", "forward", layout.PRIORITY_FILTER)
     if senders := tuple(_senders(cluster, node, number)):
         yield NftChain(table, "senders", (*keep, *senders), "nat", "postrouting", layout.PRIORITY_BEFORE_SRCNAT)
-    yield NftChain(table, "leave", (*keep, *_leave(cluster)), "filter", "postrouting", layout.PRIORITY_LAST)
+    yield NftChain(table, "leave", (*keep, *_leave(cluster, node)), "filter", "postrouting", layout.PRIORITY_LAST)
+
+
+def _arrivals(cluster: Cluster, node: Node) -> Iterator[Rule]:
+    marks = cluster.marks
+    yield (Match("iifname", (DEVICES,)), Counter(), SetMark(marks.decrypted, marks.mask), _OUT_OF_CRYPTO)
+    if cluster.routing == "overlay":
+        yield (Match("iifname", (OVERLAY,)), Counter(), _OUT_OF_OVERLAY)
+    own = (Match("udp dport", (str(cluster.wireguard.port),)), Match("fib daddr type", ("local",)))
+    yield (Match("iifname", (node.uplink,)), *own, Counter(), _IN_ENCRYPTED)
 
 
 def _notrack(cluster: Cluster, table: str) -> Iterator[PlanObject]:
@@ -268,12 +283,15 @@ def _senders(cluster: Cluster, node: Node, number: int) -> Iterator[Rule]:
         yield (Match("oifname", (OVERLAY,)), *others, Masquerade())
 
 
-def _leave(cluster: Cluster) -> Iterator[Rule]:
+def _leave(cluster: Cluster, node: Node) -> Iterator[Rule]:
     marks = cluster.marks
     # Loops: WireGuard's own packets have no business in WireGuard, be they known by mark or by port.
     yield (INTO_DEVICE, wears(cluster, marks.encrypted), *_DROP)
     yield (INTO_DEVICE, Match("udp sport", (str(cluster.wireguard.port),)), Match("fib saddr type", ("local",)), *_DROP)
+    yield (INTO_DEVICE, Counter(), _INTO_CRYPTO)
     if cluster.routing == "overlay":
-        yield (Match("oifname", (OVERLAY,)), SetMark(marks.encrypt, marks.mask))
+        yield (Match("oifname", (OVERLAY,)), Counter(), SetMark(marks.encrypt, marks.mask), _INTO_OVERLAY)
+    # Not in `strict_out`: neighbours' and the broker's packets leave that before the end.
+    yield (Match("oifname", (node.uplink,)), wears(cluster, marks.encrypted), Counter(), _OUT_ENCRYPTED)
     own = Match("meta mark", (f"{marks.encrypt:#x}", f"{marks.decrypted:#x}"), mask=marks.mask)
     yield (own, Match("oifname", (DEVICES, OVERLAY), "!="), SetMark(0, marks.mask))

@@ -1,15 +1,17 @@
-"""Strict mode: what should be encrypted and is not is counted (`audit`), and dropped too (`enforce`), in both directions.
+"""What should be encrypted and is not, in both directions: counted and shown to the auditor, and in strict mode `enforce` dropped too.
 
-Only the uplink is looked at: a pod that has just moved here is not yet known to be here, and must be reached all the same. A rule of
-`audit` and one of `enforce` have the same matches, so that what is counted is what would be dropped. Each has a comment for people.
+Only the uplink is looked at: a pod that has just moved here is not yet known to be here, and must be reached all the same. Rules have the
+same matches whatever the mode, so that what is counted is what would be dropped. Each leads to a chain for whose packets they are, which
+counts all of them and shows a few a second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from schemas.encryption import PLAINTEXT, Direction, Traffic, log_prefix
 from schemas.host_objects import NftChain, NftElement, NftSet, PlanObject
-from schemas.nft import Comment, Counter, Match, Rule, Selector, Verdict
+from schemas.nft import Comment, Counter, Limit, Log, Match, Rule, Selector, Verdict
 from schemas.topology import Cluster, Node
 from schemas.values import IPV6, Address
 from services.planner import layout, mesh, names
@@ -19,12 +21,15 @@ from services.planner.compile.gateway import overlay_port
 from services.planner.compile.words import WORDS
 
 _LOCAL = Match("fib daddr type", ("local",))
+_SHOWN = Limit(10, 20)
+"""Of each kind of packet, so that many of one do not hide another."""
+_SHOWN_BYTES = 192
+"""An outer packet's headers by IPv6 with an overlay's, and the inner packet's up to its ports."""
+_SAYS: dict[Direction, str] = {"out": "left in clear", "in": "arrived in clear"}
 
 
 def base(cluster: Cluster, node: Node) -> Iterator[PlanObject]:
-    """Sets and chains of a node that encrypts; nothing with strict mode off."""
-    if cluster.strict == "off":
-        return
+    """Sets and chains of a node that encrypts."""
     table = names.mesh_table(cluster.name)
     for family in mesh.pod_families(cluster):
         words = WORDS[family]
@@ -32,6 +37,7 @@ def base(cluster: Cluster, node: Node) -> Iterator[PlanObject]:
         yield NftSet(table, f"clear_roaming{words.suffix}", words.type)
         if cluster.routing == "overlay":  # natively it is there to lead packets
             yield NftSet(table, f"roaming{words.suffix}", words.type)
+    yield from _ends(cluster, table)
     leaving = (*control.passes_both(cluster, arriving=False), *_leaving(cluster, node))
     arriving = (*control.passes_both(cluster, arriving=True), *_arriving(cluster, node))
     yield NftChain(table, "strict_out", leaving, "filter", "postrouting", layout.PRIORITY_LAST)
@@ -40,50 +46,49 @@ def base(cluster: Cluster, node: Node) -> Iterator[PlanObject]:
 
 def peer(cluster: Cluster, there: Node) -> Iterator[PlanObject]:
     """The pods of a node that encrypts."""
-    if cluster.strict != "off":
-        for prefix in there.pod_prefixes:
-            yield NftElement(names.mesh_table(cluster.name), f"enc{WORDS[prefix.family].suffix}", prefix.bare)
+    for prefix in there.pod_prefixes:
+        yield NftElement(names.mesh_table(cluster.name), f"enc{WORDS[prefix.family].suffix}", prefix.bare)
 
 
 def pod(cluster: Cluster, address: Address, *, encrypted: bool) -> Iterator[PlanObject]:
     """A pod of another node, at an address that may be inside the prefixes of any node."""
-    if cluster.strict != "off" and not (encrypted and cluster.routing == "native"):
+    if not (encrypted and cluster.routing == "native"):
         which = "roaming" if encrypted else "clear_roaming"
         yield NftElement(names.mesh_table(cluster.name), f"{which}{WORDS[address.family].suffix}", address)
 
 
 def _leaving(cluster: Cluster, node: Node) -> Iterator[Rule]:
-    by_uplink, end = Match("oifname", (node.uplink,)), _end(cluster, "left")
+    by_uplink, end = Match("oifname", (node.uplink,)), _end("out")
     for family in mesh.pod_families(cluster):
         for who in _pods(WORDS[family].destination, WORDS[family].suffix):
-            yield (by_uplink, *who, *end("pods'"))
+            yield (by_uplink, *who, end("pods"))
     if cluster.routing == "overlay":
         outer = Match("udp dport", (overlay_port(cluster),))
-        yield from ((by_uplink, outer, who, *end("overlay's")) for who in _nodes(node, leaving=True))
+        yield from ((by_uplink, outer, who, end("overlay")) for who in _nodes(node, leaving=True))
     if cluster.wireguard.nodes:
         if IPV6 in mesh.underlay_families(node):
             yield NEIGHBOURS
         other = wears(cluster, cluster.marks.encrypted, "!=")
-        yield from ((by_uplink, other, who, *end("nodes'")) for who in _nodes(node, leaving=True))
+        yield from ((by_uplink, other, who, end("nodes")) for who in _nodes(node, leaving=True))
 
 
 def _arriving(cluster: Cluster, node: Node) -> Iterator[Rule]:
-    by_uplink, end = Match("iifname", (node.uplink,)), _end(cluster, "arrived")
+    by_uplink, end = Match("iifname", (node.uplink,)), _end("in")
     for family in mesh.pod_families(cluster):
         words = WORDS[family]
         to_pods = Match(words.destination, (f"@pods{words.suffix}",))
         for who in _pods(words.source, words.suffix):
-            yield (by_uplink, *who, to_pods, *end("pods'"))
+            yield (by_uplink, *who, to_pods, end("pods"))
             if cluster.wireguard.nodes and cluster.routing == "native":
-                yield (by_uplink, *who, _LOCAL, *end("pods'"))
+                yield (by_uplink, *who, _LOCAL, end("pods"))
     if cluster.routing == "overlay":
         outer = Match("udp dport", (overlay_port(cluster),))
-        yield from ((by_uplink, outer, who, *end("overlay's")) for who in _nodes(node, leaving=False))
+        yield from ((by_uplink, outer, who, end("overlay")) for who in _nodes(node, leaving=False))
     if cluster.wireguard.nodes:
         if IPV6 in mesh.underlay_families(node):
             yield NEIGHBOURS
         yield (_LOCAL, Match("udp dport", (str(cluster.wireguard.port),)), Verdict("return"))
-        yield from ((by_uplink, who, *end("nodes'")) for who in _nodes(node, leaving=False))
+        yield from ((by_uplink, who, end("nodes")) for who in _nodes(node, leaving=False))
 
 
 def _pods(selector: Selector, suffix: str) -> Iterable[tuple[Match, ...]]:
@@ -98,11 +103,22 @@ def _nodes(node: Node, *, leaving: bool) -> Iterator[Match]:
         yield Match(words.destination if leaving else words.source, (f"@encnodes{words.suffix}",))
 
 
-def _end(cluster: Cluster, how: str) -> Callable[[str], Rule]:
-    """What ends a rule: a packet of this kind `how` in clear."""
+def _end(direction: Direction) -> Callable[[Traffic], Verdict]:
+    """What ends a rule about a packet in clear."""
+    return lambda traffic: Verdict("jump", _chain(direction, traffic))
 
-    def of(whose: str) -> Rule:
-        drop = (Verdict("drop"),) if cluster.strict == "enforce" else ()
-        return (Counter(), *drop, Comment(f"strict {cluster.strict}: {whose} packets that {how} in clear"))
 
-    return of
+def _chain(direction: Direction, traffic: Traffic) -> str:
+    return f"clear_{direction}_{traffic}"
+
+
+def _ends(cluster: Cluster, table: str) -> Iterator[NftChain]:
+    kinds: list[Traffic] = ["pods"]
+    kinds += ["overlay"] * (cluster.routing == "overlay") + ["nodes"] * cluster.wireguard.nodes
+    # Either way nothing more is looked at: no packet counts twice.
+    end = Verdict("drop" if cluster.strict == "enforce" else "accept")
+    for (direction, traffic), point in PLAINTEXT.items():
+        if traffic in kinds:
+            shown = (_SHOWN, Log(cluster.wireguard.audit_group, log_prefix(direction, traffic), _SHOWN_BYTES))
+            says = Comment(point.comment(f"{_SAYS[direction]}, strict {cluster.strict}"))
+            yield NftChain(table, _chain(direction, traffic), (shown, (Counter(), end, says)))

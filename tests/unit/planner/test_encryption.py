@@ -115,7 +115,7 @@ def test_a_device_is_there_before_its_key_is_known() -> None:
     assert throws(plans[TWO]) == {"10.200.1.0/24", "10.200.2.0/24"}
     assert set(peers(list(plans[TWO].objects().values()))) == {"333"}
     before, after = plans[ONE].objects(), settled_plans(three())[ONE].objects()
-    assert {name.split()[0] for name in after.keys() - before.keys()} == {"peer"}
+    assert {name.split()[0] for name in after.keys() - before.keys()} == {"peer", "element"}
     assert before.keys() - after.keys() == {"route 10 10.200.2.0/24 0", "route 10 10.200.3.0/24 0"}
 
 
@@ -324,15 +324,19 @@ def test_neighbours_and_the_broker_are_spoken_to_in_clear() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"routing": "overlay"}, {"wireguard": NODES}, {"routing": "overlay", "wireguard": NODES}])
 def test_audit_counts_what_enforce_drops(fields: dict[str, object]) -> None:
-    """The very same matches, so that nobody is surprised; with strict mode off there is nothing of it."""
-    audit, enforce = chains(strict="audit", **fields), chains(strict="enforce", **fields)
+    """The very same matches, so that nobody is surprised; and with strict mode off it is counted and shown all the same."""
+    off, audit, enforce = (chains(strict=mode, **fields) for mode in ("off", "audit", "enforce"))
+    assert off.keys() == audit.keys() == enforce.keys()
     for name in ("strict_in", "strict_out"):
-        assert any("counter" in line for line in audit[name])
-        assert not any("drop" in line for line in audit[name])
-        assert [line.replace("strict audit", "strict enforce").replace("counter ", "counter drop ") for line in audit[name]] == enforce[
-            name
-        ]
-    assert not {name for name in chains(strict="off", **fields) if name.startswith("strict")}
+        assert off[name] == audit[name] == enforce[name]
+    ends = [name for name in audit if name.startswith("clear_")]
+    assert {line.rpartition("jump ")[2] for name in ("strict_in", "strict_out") for line in audit[name] if "jump" in line} == set(ends)
+    for name in ends:
+        shown, counted = audit[name]
+        assert shown == enforce[name][0] == off[name][0]
+        assert shown.startswith("limit rate 10/second burst 20 packets log prefix")
+        assert enforce[name][1] == counted.replace("accept", "drop").replace("strict audit", "strict enforce")
+        assert off[name][1] == counted.replace("strict audit", "strict off")
 
 
 def test_strict_mode_knows_who_does_not_encrypt() -> None:
@@ -350,7 +354,7 @@ def test_one_more_node_is_a_few_objects_on_each_host() -> None:
     before, after = settled_plans(three()), settled_plans([*three(), node("worker-4", 4), key(4)])
     for host, plan in before.items():
         added = after[host].objects().keys() - plan.objects().keys()
-        assert {name.split()[0] for name in added} == {"peer"}
+        assert {name.split()[0] for name in added} == {"peer", "element"}
         assert plan.objects().items() <= after[host].objects().items()
 
 
