@@ -22,6 +22,7 @@ from schemas.host_objects import (
     Link,
     LinkAddress,
     Neighbour,
+    NftChain,
     OnLink,
     OverlayLink,
     PlanObject,
@@ -32,6 +33,7 @@ from schemas.host_objects import (
     WireguardLink,
     WireguardPeer,
 )
+from schemas.nft import Comment, Counter
 from schemas.status import Capabilities
 from schemas.values import IPV6, Address, Endpoint, Key
 from services.kernel.curve25519 import public_key
@@ -40,7 +42,7 @@ from services.kernel.fake_nft import committed, listed
 from services.kernel.links import changes_in_place
 from services.kernel.neighbours import check as check_entry
 from services.kernel.peers import as_planned, refusal, sorted_prefixes
-from services.kernel.port import ALL_LAYERS, Flow, PeerSeen
+from services.kernel.port import ALL_LAYERS, Flow, PeerSeen, RuleCount
 from services.kernel.route_messages import check as check_route
 from services.kernel.route_messages import in_kernel_form
 from services.kernel.sysctls import general_of, normal, stricter
@@ -55,7 +57,7 @@ class FakeHost:
     """The machine's state. `objects` are ours by key, `foreign` are somebody else's: never listed, changed or removed.
 
     `handshakes_s` are the last ones by link or by peer, `learned` the endpoints that peers spoke from last by peer, and `ports` the UDP
-    ports that others have, with their names.
+    ports that others have, with their names. `counts` are packets and bytes that rules have counted, by the rule's comment.
     """
 
     objects: dict[str, Held] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class FakeHost:
     handshakes_s: dict[str, float] = field(default_factory=dict)
     learned: dict[str, Endpoint] = field(default_factory=dict)
     ports: dict[int, str] = field(default_factory=dict)
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     private_key: bytes = bytes(range(32))
     wireguard: Literal["kernel", "userspace", "none"] = "kernel"
     geneve: bool = True
@@ -173,6 +176,17 @@ class FakeKernel:
         held = [item for item in self.host.objects.values() if isinstance(item, WireguardPeer) and item.link == link]
         learned = self.host.learned
         return [PeerSeen(item.public_key, learned.get(item.key, item.endpoint), times.get(item.key, by_link)) for item in held]
+
+    def counted(self, table: str) -> Sequence[RuleCount]:
+        return [
+            RuleCount(chain.name, number, item.text, *self.host.counts.get(item.text, (0, 0)))
+            for chain in self.host.objects.values()
+            if isinstance(chain, NftChain) and chain.table == table
+            for number, rule in enumerate(chain.rules, 1)
+            if Counter() in rule
+            for item in rule
+            if isinstance(item, Comment)
+        ]
 
     def flows(self) -> Iterable[Flow]:
         return list(self.host.flows)

@@ -30,7 +30,7 @@ from services.kernel.nft.raw import RawTables
 from services.kernel.nft.reading import Reading
 from services.kernel.nft.reference import Reference
 from services.kernel.peers import sorted_prefixes
-from services.kernel.port import ALL_LAYERS, Flow, PeerSeen
+from services.kernel.port import ALL_LAYERS, Flow, PeerSeen, RuleCount
 from services.kernel.pyroute import Library
 from services.kernel.route_messages import in_kernel_form
 from services.kernel.routes import Routes
@@ -197,6 +197,9 @@ class LinuxKernel:
 
     def peers(self, link: str) -> Sequence[PeerSeen]:
         return self._wireguard.peers(link)
+
+    def counted(self, table: str) -> Sequence[RuleCount]:
+        return self._raw.counted(table)
 
     def flows(self) -> Iterable[Flow]:
         return self._conntrack.flows()

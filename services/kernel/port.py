@@ -49,6 +49,16 @@ class PeerSeen(Struct, frozen=True):
     sent_bytes: int = 0
 
 
+class RuleCount(Struct, frozen=True):
+    """What a rule with a comment has counted. `handle` is the kernel's number for it, which no other rule of its table ever has."""
+
+    chain: str
+    handle: int
+    comment: str
+    packets: int
+    bytes: int
+
+
 class Kernel(Protocol):
     """One host's kernel: read, change one object, commit one nft batch."""
 
@@ -124,6 +134,10 @@ class Kernel(Protocol):
 
     def peers(self, link: str) -> Sequence[PeerSeen]:
         """The peers of a WireGuard link as they are now, read in one go; none for no such link of ours."""
+        ...
+
+    def counted(self, table: str) -> Sequence[RuleCount]:
+        """What the rules of an own table that have a comment and a counter have counted; none for no such table."""
         ...
 
     def flows(self) -> Iterable[Flow]:

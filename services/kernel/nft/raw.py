@@ -11,6 +11,7 @@ Disturbed when somebody wrote meanwhile.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,9 @@ from services.kernel.netlink import (
     text_attribute,
     text_of,
 )
+from services.kernel.nft.counted import rule_counts
 from services.kernel.nft.steps import MARKER_TABLE, SCRATCH_PREFIX
+from services.kernel.port import RuleCount
 from services.runtime.errors import Transient
 
 _GET_TABLE, _GET_CHAIN, _GET_RULE, _GET_SET, _GET_ELEMENTS, _GET_GENERATION, _GET_OBJECT, _GET_FLOWTABLE = (
@@ -96,6 +99,16 @@ class RawTables:
             raise
         except NetlinkError as error:
             msg = f"nft: cannot read tables: {error}"
+            raise Transient(msg) from error
+
+    def counted(self, table: str) -> list[RuleCount]:
+        """What the rules of a table that have a comment and a counter have counted; none for no such table."""
+        try:
+            return list(rule_counts(self._netlink.dump(_GET_RULE, _INET + text_attribute(_TABLE, table))))
+        except NetlinkError as error:
+            if error.errno == errno.ENOENT:
+                return []
+            msg = f"nft: cannot read counters: {error}"
             raise Transient(msg) from error
 
     def _parts(self) -> dict[str, Parts]:

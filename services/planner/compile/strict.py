@@ -113,12 +113,11 @@ def _chain(direction: Direction, traffic: Traffic) -> str:
 
 
 def _ends(cluster: Cluster, table: str) -> Iterator[NftChain]:
-    kinds: list[Traffic] = ["pods"]
-    kinds += ["overlay"] * (cluster.routing == "overlay") + ["nodes"] * cluster.wireguard.nodes
+    is_there: dict[Traffic, bool] = {"pods": True, "overlay": cluster.routing == "overlay", "nodes": cluster.wireguard.nodes}
     # Either way nothing more is looked at: no packet counts twice.
     end = Verdict("drop" if cluster.strict == "enforce" else "accept")
     for (direction, traffic), point in PLAINTEXT.items():
-        if traffic in kinds:
+        if is_there[traffic]:
             shown = (_SHOWN, Log(cluster.wireguard.audit_group, log_prefix(direction, traffic), _SHOWN_BYTES))
             says = Comment(point.comment(f"{_SAYS[direction]}, strict {cluster.strict}"))
             yield NftChain(table, _chain(direction, traffic), (shown, (Counter(), end, says)))
