@@ -27,6 +27,7 @@ from services.auditor.compare import compare
 from services.auditor.findings import LAYERS, LINKED, Finding
 from services.auditor.ledger import Ledger
 from services.auditor.look import Look, look
+from services.auditor.plaintext_watch import PlaintextWatch
 from services.auditor.unchanged import States, Unchanged
 from services.kernel.events import EventSource, KernelEvent
 from services.kernel.linux import LinuxKernel
@@ -69,6 +70,7 @@ class AuditorService:
         self._applier = ApplierBeside(self._broker, self._cluster, self._host)
         self._attention = Attention()
         self._rounds = Rounds({LAYERS: context.settings.resync_s, QUIET: context.settings.quiet_s}, time.time())
+        self._plaintext = PlaintextWatch(context, kernel, self._in_thread, self._tell)
         self._current: Update | None = None
         self._wake = asyncio.Event()
         self._untold: deque[DriftEvent] = deque(maxlen=_EVENTS_MAX)
@@ -83,6 +85,7 @@ class AuditorService:
                 tasks = [
                     group.create_task(self._follow(), name="plan"),
                     group.create_task(self._watch_kernel(), name="events"),
+                    group.create_task(self._plaintext.run(), name="plaintext"),
                 ]
                 group.create_task(self._publish(), name="drift")  # ends by itself: nothing cuts a message short
                 self._context.ready("auditor")
@@ -97,6 +100,7 @@ class AuditorService:
                 continue  # the applier leaves it alone, too, and says why
             self._current = update
             self._attention.follow(update.plan)
+            self._plaintext.follow(update)
             self._wake.set()
 
     async def _watch_kernel(self) -> None:

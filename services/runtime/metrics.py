@@ -58,6 +58,11 @@ class Metrics:
         self.drift_events = self._counter("drift_events", "Drift events, by layer and state", "layer", "state")
         self.drift_events_lost = self._counter("drift_events_lost", "Drift events given up because the broker was away for too long")
         self.audit_seconds = self._histogram("audit_seconds", "Time of one comparison with the kernel")
+        at = ("point", "state", "direction", "traffic")
+        self.encryption_packets = self._counter("encryption_packets", "Packets at the points of a node's encryption", *at)
+        self.encryption_bytes = self._counter("encryption_bytes", "Bytes of packets at the points of a node's encryption", *at)
+        self.plaintext_shown = self._counter("plaintext_shown", "Packets in clear that the kernel showed", "direction", "traffic")
+        self.plaintext_lost = self._counter("plaintext_lost", "Packets in clear that the kernel would have shown, and had no room for")
         self.audit_lost_events = self._counter("audit_lost_events", "Kernel event queues that overflowed")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
