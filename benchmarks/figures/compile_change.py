@@ -24,7 +24,7 @@ from schemas.status import ApplyReport, Capabilities, UnitReport
 from schemas.topology import Pod
 from schemas.values import Address, Key, Name
 from services.applier.core import Applier
-from services.kernel.port import ALL_LAYERS, Flow, PeerSeen
+from services.kernel.port import ALL_LAYERS, Flow, PeerSeen, RuleCount
 from services.kernel.transaction import Change, Marker, Observed
 from services.planner.admit import admit
 from services.planner.compile import Compiler, compile_host
@@ -99,6 +99,10 @@ class SilentKernel:
 
     def peers(self, link: str) -> Sequence[PeerSeen]:
         del link
+        return ()
+
+    def counted(self, table: str) -> Sequence[RuleCount]:
+        del table
         return ()
 
     def flows(self) -> Iterable[Flow]:
