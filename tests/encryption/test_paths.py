@@ -20,7 +20,8 @@ from schemas.values import FAMILIES, IPV4, IPV6, Address, Family
 from tests.encryption import wire
 from tests.encryption.conftest import Made
 from tests.encryption.site import MODES, MTU, Mode, Site
-from tests.speakers import opened
+from tests.sites import WAIT_S
+from tests.speakers import opened, received
 
 UNDERLAYS = pytest.mark.parametrize("underlay", FAMILIES, ids=["over-ipv4", "over-ipv6"], indirect=True)
 pytestmark = [pytest.mark.privileged, pytest.mark.timeout(240), UNDERLAYS]
@@ -150,7 +151,7 @@ async def test_a_packet_of_the_mtu_passes_and_one_byte_more_does_not(turned: Mad
         to = (dial, there.getsockname()[1])
         fitting, larger = (bytes(mtu - HEADERS_BYTES[family] + more) for more in (0, 1))
         here.sendto(fitting, to)
-        assert len((await wire.received(there))[0]) == len(fitting)
+        assert len((await received(there, WAIT_S))[0]) == len(fitting)
         if client == "rome.worker-1":
             with pytest.raises(OSError, match="too long"):
                 here.sendto(larger, to)
@@ -158,7 +159,7 @@ async def test_a_packet_of_the_mtu_passes_and_one_byte_more_does_not(turned: Mad
             here.sendto(larger, to)
             assert await told(here) == (errno.EMSGSIZE, *TOO_BIG[family], mtu)
         with pytest.raises(TimeoutError):
-            await wire.received(there, 0.2)
+            await received(there, 0.2)
     for uplink in seen.uplinks:
         assert [packet for packet in uplink if not (wire.is_wireguard(packet) or wire.is_of_the_link(packet))] == []
         assert max(len(packet.body) for packet in uplink) <= MTU - (20 if site.underlay == IPV4 else 40)
