@@ -12,7 +12,7 @@ from tests.encryption.conftest import Made
 from tests.encryption.site import Mode, Site
 
 MODES = [Mode("native"), Mode("vxlan"), Mode("geneve"), Mode("native", nodes=True)]
-WHOSE = {"native": "pods'", "vxlan": "overlay's", "geneve": "overlay's"}
+WHOSE = {"native": "pods", "vxlan": "overlay", "geneve": "overlay"}
 pytestmark = [pytest.mark.privileged, pytest.mark.timeout(240), pytest.mark.parametrize("mode", MODES, ids=str)]
 ONE, TWO = "worker-1", "worker-2"
 SHORT_S = 1.5
@@ -54,7 +54,7 @@ async def test_audit_counts_at_both_ends_and_drops_nothing(turned: Made, mode: M
     words = talk.request if client == "shop" else talk.answer
     assert wire.says(seen.uplinks[0], words, outgoing=True)
     whose = WHOSE[mode.way]
-    assert grown(site, before) >= {(ONE, f"{whose} packets that left in clear"), (TWO, f"{whose} packets that arrived in clear")}
+    assert grown(site, before) >= {(ONE, f"{whose}: left in clear"), (TWO, f"{whose}: arrived in clear")}
 
 
 @pytest.mark.parametrize("client,server", [("shop", "stock"), ("stock", "shop")], ids=["requests", "answers"])
@@ -65,7 +65,7 @@ async def test_enforced_nothing_leaves(turned: Made, mode: Mode, client: str, se
     with wire.watched() as seen, pytest.raises(TimeoutError):
         await wire.talk(f"rome.pod.{client}", f"rome.pod.{server}", site.pod(server, IPV4), IPV4, patience_s=SHORT_S)
     assert wire.in_clear(seen.uplinks[0], site.cluster()) == []
-    assert grown(site, before) >= {(ONE, f"{WHOSE[mode.way]} packets that left in clear")}
+    assert grown(site, before) >= {(ONE, f"{WHOSE[mode.way]}: left in clear")}
 
 
 @pytest.mark.parametrize("client,server", [("shop", "stock"), ("stock", "shop")], ids=["requests", "answers"])
@@ -77,5 +77,5 @@ async def test_enforced_nothing_that_arrives_in_clear_is_heard(turned: Made, mod
     with wire.watched() as seen, pytest.raises(TimeoutError):
         await wire.talk(f"rome.pod.{client}", f"rome.pod.{server}", site.pod(server, IPV4), IPV4, patience_s=SHORT_S)
     assert wire.in_clear(seen.uplinks[0], site.cluster()) != []
-    words = f"{WHOSE[mode.way]} packets that arrived in clear"
+    words = f"{WHOSE[mode.way]}: arrived in clear"
     assert wire.counted(site, TWO)[words] > before.get(words, 0)
