@@ -124,7 +124,11 @@ class Nfnetlink:
     def _watching(self) -> Watch:
         """The watch. Before the first commit nothing is known, and nothing is expected of the kernel."""
         if self._watch is None:
-            self._watch = Watch(self._exchange.port)
+            try:
+                self._watch = Watch(self._exchange.port)
+            except OSError as error:
+                msg = f"nft: cannot listen to what others change: {error.strerror}"
+                raise Transient(msg) from error
         return self._watch
 
     def _note(self, expected: int | None, outcome: Outcome, *, heard_all: bool) -> None:
@@ -205,10 +209,10 @@ def _refused(made: Batch, outcome: Outcome) -> MeshmarkError:
     refusal = min(outcome.refusals)
     more = f" ({refusal.text})" if refusal.text else ""
     more += f", and {len(outcome.refusals) - 1} more" if len(outcome.refusals) > 1 else ""
-    return _mapped(refusal.number, f"nft: cannot {made.culprit(refusal.sequence, refusal.offset)}: {os.strerror(refusal.number)}{more}")
+    return mapped(refusal.number, f"nft: cannot {made.culprit(refusal.sequence, refusal.offset)}: {os.strerror(refusal.number)}{more}")
 
 
-def _mapped(number: int, reason: str) -> MeshmarkError:
+def mapped(number: int, reason: str) -> MeshmarkError:
     """The error tree's member for an errno of nf_tables."""
     if number in UNKNOWN:
         return OutcomeUnknown(f"{reason}; read back before trying again")

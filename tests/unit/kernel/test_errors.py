@@ -11,6 +11,7 @@ from schemas.plan import unit_tag
 from services.kernel.failures import mapped
 from services.kernel.fake import FakeHost, FakeKernel
 from services.kernel.netlink import NetlinkError, attribute, attributes, message, messages
+from services.kernel.nfnetlink import engine
 from services.kernel.transaction import Change, Listed, ListedChain
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient, Waiting
 
@@ -34,6 +35,29 @@ ITEM = Sysctl("net/ipv4/ip_forward", "1")
 )
 def test_an_errno_is_one_kind_of_error(number: int, kind: type[MeshmarkError]) -> None:
     assert type(mapped(NetlinkError(number), "write route", "link eth1")) is kind
+
+
+@pytest.mark.parametrize(
+    "number,kind",
+    [
+        (errno.ENOENT, Conflict),
+        (errno.EEXIST, Conflict),
+        (errno.EBUSY, Conflict),
+        (errno.ENOTEMPTY, Conflict),
+        (errno.EPERM, Permanent),
+        (errno.EINVAL, Permanent),
+        (errno.EOPNOTSUPP, Permanent),
+        (errno.ELOOP, Permanent),
+        (errno.ENOMEM, Transient),
+        (errno.EINTR, Transient),
+        (errno.ENOBUFS, OutcomeUnknown),
+    ],
+)
+def test_an_errno_of_a_transaction_is_one_kind_of_error(number: int, kind: type[MeshmarkError]) -> None:
+    """Of nftables' messages, where what is missing or there already means that somebody else wrote."""
+    error = engine.mapped(number, "cannot add element")
+    assert type(error) is kind
+    assert "cannot add element" in str(error)
 
 
 def test_every_errno_is_mapped_with_the_kernel_s_words() -> None:
