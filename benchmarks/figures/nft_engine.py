@@ -26,7 +26,7 @@ from services.kernel.nfnetlink.batch import Batch
 from services.kernel.nfnetlink.elements import Header
 from services.kernel.nfnetlink.engine import Nfnetlink
 from services.kernel.nfnetlink.exchange import FIRST
-from services.kernel.nfnetlink.rules import Templates
+from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.values import IPV4_ADDRESS
 from services.kernel.nft.engine import LibNftables
 from services.kernel.nft.steps import steps

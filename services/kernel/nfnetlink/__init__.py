@@ -1,5 +1,6 @@
 """The nfnetlink engine: transactions as netlink messages of our own, sent to the kernel without libnftables.
 
-Values become bytes (`values`, `selectors`, `expressions`, `forms`, `rules`, `elements`, `sets`, `batch`), one socket sends them
-(`exchange`), and `engine` puts it together. Reading is not done here. What cannot be said here is `Inexpressible`, and goes to libnftables.
+Values become bytes (`values`, `selectors`, `expressions`, `forms`, `templates`, `rules`, `elements`, `sets`, `batch`), one socket sends
+them (`exchange`), and `engine` puts it together. Reading is not done here. What cannot be said here is `Inexpressible`, and goes to
+libnftables.
 """

@@ -13,8 +13,9 @@ from services.kernel.netlink import BE32, HEADER, text_attribute
 from services.kernel.nfnetlink import elements, wire
 from services.kernel.nfnetlink.elements import Header
 from services.kernel.nfnetlink.exchange import FIRST
-from services.kernel.nfnetlink.rules import Rules, Templates
+from services.kernel.nfnetlink.rules import Rules
 from services.kernel.nfnetlink.sets import AnonymousSet, anonymous_messages, header_of, new_set
+from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.values import Inexpressible
 from services.kernel.nfnetlink.wire import Message, be32, nest
 from services.kernel.nft.steps import Path, Step

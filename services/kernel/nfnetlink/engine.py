@@ -21,7 +21,7 @@ from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.batch import Batch
 from services.kernel.nfnetlink.elements import Header
 from services.kernel.nfnetlink.exchange import Exchange, NotSent, Outcome
-from services.kernel.nfnetlink.rules import Templates
+from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.values import KINDS_BY_NUMBER, Inexpressible, Kind
 from services.kernel.nfnetlink.watch import Watch
 from services.kernel.nfnetlink.wire import Message, SetFlag

@@ -12,7 +12,7 @@ from services.kernel.netlink import HEADER
 from services.kernel.nfnetlink import elements
 from services.kernel.nfnetlink.batch import Batch, kind_of
 from services.kernel.nfnetlink.elements import Header
-from services.kernel.nfnetlink.rules import Templates
+from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.values import IPV4_ADDRESS, Inexpressible
 from services.kernel.nfnetlink.wire import Message
 from services.kernel.nft.steps import steps

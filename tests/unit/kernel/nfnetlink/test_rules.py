@@ -23,7 +23,7 @@ from schemas.nft import (
 )
 from services.kernel.netlink import HEADER, attributes, text_of
 from services.kernel.nfnetlink.batch import Batch, kind_of
-from services.kernel.nfnetlink.rules import Templates
+from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.values import Inexpressible
 from services.kernel.nfnetlink.wire import Message
 from services.kernel.nft.steps import Step
