@@ -34,6 +34,8 @@ from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Per
 _TRIES = 3
 _LARGE = 256
 """Messages from which on the kernel's telling of a transaction costs more than to stop listening to it."""
+_HEAR_EVERY = 100
+"""Sends between which the watch's socket has room for what the kernel tells of ours."""
 _INET = bytes((wire.FAMILY_INET, 0, 0, 0))
 
 
@@ -47,6 +49,7 @@ class Nfnetlink:
         self._watch: Watch | None = None
         self._generation: int | None = None
         self._closed = False
+        self._sends = 0
         self.version = self._library.version
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
@@ -113,6 +116,9 @@ class Nfnetlink:
         raise Transient(msg)
 
     def _sent_once(self, made: Batch, expected: int | None, watch: Watch) -> Outcome:
+        self._sends += 1
+        if not self._sends % _HEAR_EVERY:
+            watch.hear()
         if len(made.messages) < _LARGE:
             return self._exchange.send(made.messages, expected)
         watch.pause()

@@ -1,7 +1,7 @@
 """Whether somebody else changed a table of ours since we looked last: what a stale generation alone does not say.
 
-Owns a netlink socket in nftables' multicast group. What it was told by is read only when it is asked, so it is bounded: with more than its
-buffer holds, it does not know.
+Owns a netlink socket in nftables' multicast group. What it is told of waits in the socket until somebody has it heard; of what was more
+than its buffer holds, it does not know.
 """
 
 from __future__ import annotations
@@ -27,29 +27,39 @@ class Watch:
 
     def __init__(self, own_port: int) -> None:
         self._own_port = own_port
+        self._touched = ""
+        self._found = ""
         self._socket = listening(NETLINK_NETFILTER, (NFT_GROUP,), _BUFFER_BYTES)
 
     def culprit(self) -> str:
         """Who changed which own table since this was asked last; empty when nobody did, or when it cannot be told."""
-        found = touched = ""
+        self.hear()
+        found, self._found = self._found, ""
+        return found
+
+    def hear(self) -> None:
+        """Take what has been told up to now, so that there is room for more."""
         while True:
             try:
                 data = self._socket.recv(_DATAGRAM_BYTES)
             except BlockingIOError:
-                return found
+                return
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                touched = ""
+                self._touched = ""
                 continue
             for kind, sender, body in messages_with_sender(data):
-                if kind & ~0xFF != SUBSYSTEM or sender == self._own_port:
-                    continue
-                attributed = attributes(body, _NFGEN_BYTES)
-                if kind & 0xFF != Message.NEW_GENERATION:
-                    touched = touched or _own_table(text_of(attributed.get(_TABLE, b"")))
-                elif touched:
-                    found, touched = found or f"{touched}, by {_who(attributed)}", ""
+                if kind & ~0xFF == SUBSYSTEM and sender != self._own_port:
+                    self._note(kind & 0xFF, attributes(body, _NFGEN_BYTES))
+
+    def _note(self, kind: int, found: dict[int, bytes]) -> None:
+        """Objects come first, and then who it was."""
+        if kind != Message.NEW_GENERATION:
+            self._touched = self._touched or _own_table(text_of(found.get(_TABLE, b"")))
+        elif self._touched:
+            self._found = self._found or f"{self._touched}, by {_who(found)}"
+            self._touched = ""
 
     def pause(self) -> None:
         """Hear nothing for a while: a large transaction goes faster when the kernel need not tell of it."""

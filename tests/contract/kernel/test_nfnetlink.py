@@ -12,6 +12,7 @@ import pytest
 from schemas.host_objects import NftChain, NftElement, NftSet, NftTable, PlanObject
 from schemas.nft import Counter, Match, Verdict
 from services.kernel.netlink import NETLINK_NETFILTER, NetlinkError, NetlinkSocket, attributes, each_attribute, text_attribute
+from services.kernel.nfnetlink import watch
 from services.kernel.nfnetlink.engine import Nfnetlink
 from services.kernel.nfnetlink.exchange import Exchange, Outcome
 from services.kernel.nfnetlink.wire import SUBSYSTEM
@@ -176,6 +177,16 @@ def test_somebody_who_changed_a_table_of_ours_is_a_conflict(side: Side, stranger
     assert f"element {T} hosts 10.0.0.7" in found
     assert f"element {T} hosts 10.0.0.3" not in found
     assert side.commit(added(NftElement(T, "hosts", "10.0.0.3")), None) is None
+
+
+def test_a_long_life_without_reading_does_not_deafen(side: Side, stranger: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel tells of our own transactions would fill the watch's buffer."""
+    monkeypatch.setattr(watch, "_BUFFER_BYTES", 1 << 18)
+    side.commit(changes({}, BASE), None)
+    for number in range(1000):
+        side.commit(added(NftElement(T, "hosts", f"10.3.{number >> 8}.{number & 255}")), Marker(1, number, {}))
+    stranger(f"add element inet {T} hosts {{ 10.0.0.7 }}")
+    assert isinstance(side.commit(added(NftElement(T, "hosts", "10.0.0.3")), None), Conflict)
 
 
 @pytest.mark.parametrize("rules", [1, 2000])
