@@ -24,7 +24,7 @@ from schemas.status import ApplyReport, Capabilities, UnitReport
 from schemas.topology import Pod
 from schemas.values import Address, Key, Name
 from services.applier.core import Applier
-from services.kernel.port import ALL_LAYERS, Flow, PeerSeen, RuleCount
+from services.kernel.port import ALL_LAYERS, Flow, KeyRing, PeerSeen, RuleCount
 from services.kernel.transaction import Change, Marker, Observed
 from services.planner.admit import admit
 from services.planner.compile import Compiler, compile_host
@@ -65,6 +65,21 @@ class SilentKernel:
 
     def public_key(self) -> Key:
         return Key("A" * 43 + "=")
+
+    def keys(self) -> KeyRing:
+        return KeyRing(self.public_key())
+
+    def make_next_key(self) -> None:
+        """There is one key."""
+
+    def withdraw_next_key(self) -> None:
+        """There is none."""
+
+    def forget_withdrawn_key(self) -> None:
+        """There is none."""
+
+    def promote_key(self, key: Key) -> None:
+        """There is one key."""
 
     def read(self, wanted: Mapping[str, PlanObject], layers: Collection[Layer] = ALL_LAYERS) -> Observed:
         del wanted, layers

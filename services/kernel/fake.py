@@ -7,9 +7,11 @@ wherever `fail` says so. Both kernels pass the same contract suite; packets are 
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from msgspec.structs import replace
@@ -42,7 +44,7 @@ from services.kernel.fake_nft import committed, listed
 from services.kernel.links import changes_in_place
 from services.kernel.neighbours import check as check_entry
 from services.kernel.peers import as_planned, refusal, sorted_prefixes
-from services.kernel.port import ALL_LAYERS, Flow, PeerSeen, RuleCount
+from services.kernel.port import ALL_LAYERS, Flow, KeyRing, PeerSeen, RuleCount
 from services.kernel.route_messages import check as check_route
 from services.kernel.route_messages import in_kernel_form
 from services.kernel.sysctls import general_of, normal, stricter
@@ -71,6 +73,8 @@ class FakeHost:
     ports: dict[int, str] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     private_key: bytes = bytes(range(32))
+    next_key: bytes = b""
+    withdrawn_key: bytes = b""
     wireguard: Literal["kernel", "userspace", "none"] = "kernel"
     geneve: bool = True
     commits: int = 0
@@ -99,13 +103,35 @@ class FakeKernel:
         self.fail = fail
         self._looks_only = looks_only
         self._seen: dict[Layer, bytes | None] = {}
-        self._public = public_key(self.host.private_key)
 
     def capabilities(self) -> Capabilities:
         return Capabilities("fake", "fake", self.host.wireguard)
 
     def public_key(self) -> Key:
-        return self._public
+        return _public(self.host.private_key)
+
+    def keys(self) -> KeyRing:
+        others = (_public(private) if private else None for private in (self.host.next_key, self.host.withdrawn_key))
+        return KeyRing(self.public_key(), *others)
+
+    def make_next_key(self) -> None:
+        if not self.host.next_key:
+            made = self.host.withdrawn_key or hashlib.blake2b(self.host.private_key, digest_size=32).digest()
+            self.host.next_key, self.host.withdrawn_key = made, b""
+
+    def withdraw_next_key(self) -> None:
+        if self.host.next_key:
+            self.host.next_key, self.host.withdrawn_key = b"", self.host.next_key
+
+    def forget_withdrawn_key(self) -> None:
+        self.host.withdrawn_key = b""
+
+    def promote_key(self, key: Key) -> None:
+        ring = self.keys()
+        if key == ring.next:
+            self.host.private_key, self.host.next_key = self.host.next_key, b""
+        elif key == ring.withdrawn:
+            self.host.private_key, self.host.withdrawn_key = self.host.withdrawn_key, b""
 
     def read(self, wanted: Mapping[str, PlanObject], layers: Collection[Layer] = ALL_LAYERS) -> Observed:
         self._seen.update((layer, self.fingerprint(layer)) for layer in layers)
@@ -237,6 +263,8 @@ class FakeKernel:
             self._need_port(wanted)
         if held is not None and not _changes_in_place(held, wanted):
             self._remove_link(wanted.name)
+        elif isinstance(held, WireguardLink) and isinstance(wanted, WireguardLink) and held.public_key != self._planned(wanted.public_key):
+            self._forget_handshakes(wanted.name)
         elif isinstance(held, Listed) or (isinstance(held, OverlayLink) and isinstance(wanted, OverlayLink) and held.mac != wanted.mac):
             self._forget_neighbours(wanted.name)
         if isinstance(wanted, GeneveLink) and not self.host.geneve:
@@ -260,7 +288,7 @@ class FakeKernel:
         if not isinstance(self.host.objects.get(f"link {wanted.link}"), WireguardLink):
             msg = f"{wanted.key}: there is no WireGuard device {wanted.link} of ours"
             raise Waiting(msg, f"link {wanted.link}")
-        if (refused := refusal(Change(None, wanted), self._public)) is not None:
+        if (refused := refusal(Change(None, wanted), self.keys().all)) is not None:
             raise refused
         taken = set(wanted.allowed_ips)
         for key, other in list(self.host.objects.items()):
@@ -316,12 +344,14 @@ class FakeKernel:
             self._remove_link(change.key.removeprefix("link "))
         else:
             self.host.objects.pop(change.key, None)
+            self.host.handshakes_s.pop(change.key, None)
             self._forget_sources()
 
     def _remove_link(self, name: str) -> None:
         """A link takes what is on it and its routes along; an IPv4 route over several links goes with the first, of IPv6 one its hop."""
         if self.host.objects.pop(f"link {name}", None) is None:
             return
+        self._forget_handshakes(name)
         self.host.sysctls = {other: value for other, value in self.host.sysctls.items() if Sysctl(other, value).link != name}
         for key, item in list(self.host.objects.items()):
             member = isinstance(item, OnLink) and item.link == name
@@ -332,6 +362,10 @@ class FakeKernel:
             elif member or hops != left:
                 del self.host.objects[key]
         self._forget_sources()
+
+    def _forget_handshakes(self, link: str) -> None:
+        for key in [key for key in self.host.handshakes_s if key == link or key.startswith(f"peer {link} ")]:
+            del self.host.handshakes_s[key]
 
     def _forget_neighbours(self, link: str) -> None:
         for key in [key for key, item in self.host.objects.items() if isinstance(item, Neighbour) and item.link == link]:
@@ -365,6 +399,9 @@ class FakeKernel:
             self.host.kept_sysctls.setdefault(wanted.name, held)
             self.host.sysctls[wanted.name] = normal(wanted.value)
 
+    def _planned(self, key: Key | None) -> Key:
+        return key if key is not None and key in self.keys().all else self.public_key()
+
     def _normal(self, item: PlanObject) -> Held:
         match item:
             case Sysctl():
@@ -372,11 +409,17 @@ class FakeKernel:
             case Route():
                 return in_kernel_form(item)
             case WireguardLink():
-                return item if self._looks_only else replace(item, public_key=self._public)
+                return item if self._looks_only else replace(item, public_key=self._planned(item.public_key))
             case WireguardPeer():
                 return replace(item, allowed_ips=sorted_prefixes(item.allowed_ips))
             case _:
                 return listed(item)
+
+
+@lru_cache(maxsize=64)
+def _public(private: bytes) -> Key:
+    """The public half of a key; it takes a millisecond."""
+    return public_key(private)
 
 
 def _leads_straight_to(item: Route, link: str) -> bool:

@@ -30,7 +30,7 @@ from services.kernel.nft.raw import RawTables
 from services.kernel.nft.reading import Reading
 from services.kernel.nft.reference import Reference
 from services.kernel.peers import sorted_prefixes
-from services.kernel.port import ALL_LAYERS, Flow, PeerSeen, RuleCount
+from services.kernel.port import ALL_LAYERS, Flow, KeyRing, PeerSeen, RuleCount
 from services.kernel.pyroute import Library
 from services.kernel.route_messages import in_kernel_form
 from services.kernel.routes import Routes
@@ -40,7 +40,7 @@ from services.kernel.transaction import Change, Held, Listed, Marker, Observed
 from services.kernel.uapi import Userspace
 from services.kernel.wireguard import Wireguard
 from services.kernel.wireguard_kernel import KernelModule
-from services.kernel.wireguard_key import KeyFile
+from services.kernel.wireguard_key import KeyFiles
 from services.runtime.errors import MeshmarkError, Permanent
 from services.runtime.settings import NftEngineName
 
@@ -53,7 +53,7 @@ _ENGINES: dict[NftEngineName, Callable[[], NftEngine]] = {"nfnetlink": Nfnetlink
 class LinuxKernel:
     """The kernel of the namespace that the calling thread is in.
 
-    `state_dir` holds the private key and the sysctls' old values. None is for a process that only looks, and is to see no private key of
+    `state_dir` holds the private keys and the sysctls' old values. None is for a process that only looks, and is to see no private key of
     ours: it gives WireGuard links with the public key that they have, and wanted ones with the one that the plan knows. One that
     `remembers` keeps what it read of nftables last, and lists only what has changed since: for who reads again and again. `nft_engine` is
     what writes nftables objects: our own messages, or libnftables.
@@ -76,7 +76,7 @@ class LinuxKernel:
         self._routes = Routes(self._netlink, Interfaces(self._netlink))
         self._rules = Rules(self._netlink)
         self._sysctls = Sysctls(state_dir)
-        self._keys = KeyFile(state_dir)
+        self._keys = KeyFiles(state_dir)
         self._generic = NetlinkSocket(NETLINK_GENERIC)
         self._module = KernelModule(self._generic, links)
         userspace = Userspace(lambda name: self._links.device(name) is not None)
@@ -90,6 +90,21 @@ class LinuxKernel:
 
     def public_key(self) -> Key:
         return self._keys.public()
+
+    def keys(self) -> KeyRing:
+        return self._keys.ring()
+
+    def make_next_key(self) -> None:
+        self._keys.make_next()
+
+    def withdraw_next_key(self) -> None:
+        self._keys.withdraw_next()
+
+    def forget_withdrawn_key(self) -> None:
+        self._keys.forget_withdrawn()
+
+    def promote_key(self, key: Key) -> None:
+        self._keys.promote(key)
 
     def read(self, wanted: Mapping[str, PlanObject], layers: Collection[Layer] = ALL_LAYERS) -> Observed:
         found: dict[str, Held] = {}
@@ -223,7 +238,7 @@ class LinuxKernel:
             case Sysctl():
                 return Sysctl(item.name, normal(item.value))
             case WireguardLink():
-                return replace(item, public_key=self._keys.public()) if self._keys.is_ours else item
+                return replace(item, public_key=self._keys.planned(item.public_key)) if self._keys.is_ours else item
             case WireguardPeer():
                 return replace(item, allowed_ips=sorted_prefixes(item.allowed_ips))
             case _:

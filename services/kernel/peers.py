@@ -8,7 +8,7 @@ prefixes, as it would be for a moment if all of them were replaced (the same as 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -93,6 +93,17 @@ def peer_changes(changes: Iterable[Change], state: DeviceState, now_s: float) ->
     return [*arriving, *sink, *departing]
 
 
+def made_anew(state: DeviceState) -> list[PeerChange]:
+    """What a device has to be told for its peers to be what they are, but without any session or handshake."""
+    found: list[PeerChange] = []
+    for raw, peer in state.peers.items():
+        found.append(PeerChange(raw, remove=True))
+        found.append(
+            PeerChange(raw, endpoint=peer.endpoint or None, allowed_ips=peer.allowed_ips, keepalive_seconds=peer.keepalive_seconds)
+        )
+    return found
+
+
 def _arriving(old: Held | None, wanted: WireguardPeer, held: PeerState | None, now_s: float) -> PeerChange:
     """One peer's part. An endpoint that was learned stays while handshakes are fresh, unless the plan's own changes."""
     state = held or PeerState()
@@ -107,14 +118,14 @@ def _arriving(old: Held | None, wanted: WireguardPeer, held: PeerState | None, n
     )
 
 
-def refusal(change: Change, own: Key) -> Permanent | None:
-    """Why no device of a host with the public key `own` can hold this; None where one can. WireGuard drops an own key without a word."""
+def refusal(change: Change, own: Collection[Key]) -> Permanent | None:
+    """Why no device of a host with the public keys `own` can hold this; None where one can. WireGuard drops an own key without a word."""
     item = change.new
     if item is None:
         return None
     if not isinstance(item, WireguardPeer):
         return Permanent(f"{change.key} is not a peer")
-    if item.public_key == own:
+    if item.public_key in own:
         return Permanent(f"{change.key}: a host cannot be its own peer")
     return Permanent(f"{change.key}: the key of zeros is nobody's") if raw_key(item.public_key) == _SINK else None
 

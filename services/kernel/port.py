@@ -59,6 +59,18 @@ class RuleCount(Struct, frozen=True):
     bytes: int
 
 
+class KeyRing(Struct, frozen=True):
+    """The public halves of a host's WireGuard keys: the one in force, the one that is to follow it, and one that is not to any more."""
+
+    key: Key
+    next: Key | None = None
+    withdrawn: Key | None = None
+
+    @property
+    def all(self) -> tuple[Key, ...]:
+        return tuple(key for key in (self.key, self.next, self.withdrawn) if key is not None)
+
+
 class Kernel(Protocol):
     """One host's kernel: read, change one object, commit one nft batch."""
 
@@ -68,6 +80,26 @@ class Kernel(Protocol):
 
     def public_key(self) -> Key:
         """The public half of this host's WireGuard key; the key is made on first use and never leaves the host."""
+        ...
+
+    def keys(self) -> KeyRing:
+        """All keys that this host has. A link is given the one that is planned for it, or that in force where the host has no such one."""
+        ...
+
+    def make_next_key(self) -> None:
+        """Make the key that is to follow; the same one when it is asked again, also after it was withdrawn."""
+        ...
+
+    def withdraw_next_key(self) -> None:
+        """Take back the coming of the next key. Links may have it until it is forgotten."""
+        ...
+
+    def forget_withdrawn_key(self) -> None:
+        """Destroy the key that was withdrawn."""
+        ...
+
+    def promote_key(self, key: Key) -> None:
+        """Let the next key, or one that was withdrawn, take the place of the one in force, which is destroyed; nothing for any other."""
         ...
 
     def read(self, wanted: Mapping[str, PlanObject], layers: Collection[Layer] = ALL_LAYERS) -> Observed:

@@ -200,8 +200,13 @@ def write_durably(path: Path, content: bytes, mode: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    temporary.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    rename_durably(temporary, path)
+
+
+def rename_durably(old: Path, new: Path) -> None:
+    """Let a file take the place of another one in its folder; after a crash it did, or it did not."""
+    old.rename(new)
+    folder = os.open(new.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:

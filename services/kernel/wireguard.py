@@ -1,7 +1,7 @@
 """WireGuard devices and peers, in the kernel or in userspace.
 
 Owns devices with our alias and all peers on them; found after a restart by the alias, and told apart by kind (``wireguard`` is the
-module's, ``tun`` with a UAPI socket is wireguard-go's). A device that holds another private key than the host's (``wireguard_key``) is
+module's, ``tun`` with a UAPI socket is wireguard-go's). A device that holds a private key that is none of the host's (``wireguard_key``) is
 `Listed`, which is always a difference. A process without the key tells devices by their public keys instead, and takes one that does not
 answer it for unreadable.
 
@@ -22,13 +22,13 @@ from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
 from schemas.values import Endpoint, Key
 from services.kernel.failures import mapped, unreadable
 from services.kernel.links import Device, Links
-from services.kernel.peers import held_peers, peer_changes, refusal
+from services.kernel.peers import held_peers, made_anew, peer_changes, refusal
 from services.kernel.port import PeerSeen
 from services.kernel.survey.ports import in_use
 from services.kernel.transaction import Change, Held, Listed
 from services.kernel.uapi import serves
 from services.kernel.wireguard_device import DeviceState, Implementation, PeerChange, Settings
-from services.kernel.wireguard_key import KeyFile, public_half, raw_key
+from services.kernel.wireguard_key import KeyFiles, public_half, raw_key
 from services.runtime.errors import Conflict, MeshmarkError, Permanent, Transient, Waiting
 
 _GONE = (errno.ENOENT, errno.ENODEV, errno.ECONNREFUSED)
@@ -41,7 +41,7 @@ _POLL_S = 0.01
 class Wireguard:
     """WireGuard links and peers. `implementations` by link kind; `preferred` makes new devices."""
 
-    def __init__(self, links: Links, keys: KeyFile, implementations: Mapping[str, Implementation], preferred: str) -> None:
+    def __init__(self, links: Links, keys: KeyFiles, implementations: Mapping[str, Implementation], preferred: str) -> None:
         self._links = links
         self._keys = keys
         self._implementations = implementations
@@ -75,9 +75,9 @@ class Wireguard:
             return Listed("link", key, f"a device of kind {device.kind} without WireGuard behind it")
         if not device.up:
             return Listed("link", key, "down")
-        if self._keys.is_ours and state.private_key != self._keys.known():
+        public = self._keys.known().get(state.private_key) if self._keys.is_ours else public_half(state)
+        if self._keys.is_ours and public is None:
             return Listed("link", key, "a WireGuard device with another private key")
-        public = self._keys.public() if self._keys.is_ours else public_half(state)
         return WireguardLink(device.name, state.listen_port, device.mtu, public, state.fwmark)
 
     def peers(self, link: str) -> list[PeerSeen]:
@@ -123,7 +123,7 @@ class Wireguard:
     def write_peers(self, changes: Sequence[Change]) -> dict[str, MeshmarkError]:
         """Make changes of peers of one device together, and read back that they hold; the errors of those that failed, by key."""
         refused: dict[str, MeshmarkError] = {
-            change.key: error for change in changes if (error := refusal(change, self._keys.public())) is not None
+            change.key: error for change in changes if (error := refusal(change, self._keys.ring().all)) is not None
         }
         left = [change for change in changes if change.key not in refused]
         try:
@@ -185,13 +185,17 @@ class Wireguard:
             raise Conflict(msg)
         if state.listen_port != wanted.listen_port or not device.up:
             self._need_port(wanted)
+        private = self._keys.private(wanted.public_key)
+        has_other = bool(state.private_key) and state.private_key != private
         settings = Settings(
-            None if state.private_key == self._keys.private() else self._keys.private(),
+            None if state.private_key == private else private,
             None if state.listen_port == wanted.listen_port else wanted.listen_port,
             None if state.fwmark == wanted.fwmark else wanted.fwmark,
         )
         if settings != Settings():
-            self._set(device, settings, (), f"link {wanted.name}")
+            # With another key no session goes on. Peers that are made anew have no handshake of the old one to show for the new one.
+            anew = made_anew(state) if has_other else []
+            self._set(device, settings, anew, f"link {wanted.name}")
 
     def _need_port(self, wanted: WireguardLink) -> None:
         """Conflict where the port is somebody else's, whom it names. wireguard-go says nothing of it, and the kernel not by whom.

@@ -55,6 +55,26 @@ def test_a_taken_port_is_a_conflict_that_says_who_has_it(machine: Machine) -> No
     assert differences(machine.kernel, {link.key: link}) == []
 
 
+def test_a_device_is_given_the_key_that_is_planned_for_it(machine: Machine) -> None:
+    """Two devices may have two of the host's keys; one that gets another key keeps its peers, and shows no handshake of the old one."""
+    kernel, link = machine.kernel, WireguardLink(tunnel(machine.tag, 5), PORT, 1420)
+    kernel.make_next_key()
+    ring = kernel.keys()
+    old, new = replace(link, public_key=ring.key), replace(link, public_key=ring.next)
+    peer = WireguardPeer(link.name, Key(PEERS[0]), Endpoint("127.1.0.1:51871"), (Prefix("10.64.1.0/24"),), 5)
+    beside = WireguardLink(tunnel(machine.tag, 6), PORT + 1, 1420, ring.next)
+    for item in (old, beside, peer):
+        kernel.write(Change(None, item))
+    assert differences(kernel, {item.key: item for item in (old, beside, peer)}) == []
+    kernel.write(Change(old, new))
+    assert differences(kernel, {item.key: item for item in (new, beside, peer)}) == []
+    assert [found.handshake_s for found in kernel.peers(link.name)] == [0.0]
+    assert ring.next is not None
+    kernel.promote_key(ring.next)
+    assert differences(kernel, {item.key: item for item in (new, beside, peer)}) == []
+    assert kernel.read({})[beside.key] == beside
+
+
 def test_many_peers_come_change_and_go_together(machine: Machine) -> None:
     """One call for all of them; what it says failed is nothing."""
     plan = mesh(machine.tag, 60)

@@ -24,7 +24,7 @@ from services.kernel.wireguard import Wireguard
 from services.kernel.wireguard_device import DeviceState, PeerChange, PeerState, Settings
 from services.kernel.wireguard_kernel import decode_device as decode_netlink
 from services.kernel.wireguard_kernel import encode_changes as encode_netlink
-from services.kernel.wireguard_key import KeyFile, raw_key
+from services.kernel.wireguard_key import KeyFiles, raw_key
 from services.runtime.errors import Transient
 
 KEY = public_key(bytes(range(32)))
@@ -296,7 +296,7 @@ def test_a_device_that_does_not_answer_who_only_looks_is_unreadable(folder: Path
     device = Device(1, "mt.0", "tun", OWN_ALIAS, True, 1420)
     links: Any = StubLinks(*["mt.0"][: int(is_there)])
     implementation: Any = Silent()
-    wireguard = Wireguard(links, KeyFile(folder), {"tun": implementation}, "tun")
+    wireguard = Wireguard(links, KeyFiles(folder), {"tun": implementation}, "tun")
     if unreadable:
         with pytest.raises(Transient, match=r"mt\.0: it does not answer"):
             wireguard.read({"mt.0": device}, ("wireguard",), {}, 0.0)
