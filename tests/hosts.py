@@ -6,6 +6,7 @@ import base64
 import ctypes
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,6 +59,23 @@ class LinuxHost:
     def run(self, *argv: str) -> str:
         """What a command prints, run in the namespace and with the sockets of its devices."""
         return self._do(lambda: subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+
+    def spawn(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """A thread in the namespace and with the sockets of its devices, at work."""
+
+        def start() -> threading.Thread:
+            thread = threading.Thread(target=work, name=name)
+            thread.start()
+            return thread
+
+        return self._do(start)
+
+    def repair(self, plan: HostPlan, generation: int) -> ApplyReport:
+        return self._do(lambda: self._applier.repair(plan, 1, generation))
+
+    def held(self) -> dict[str, str]:
+        """The digest of each unit that is held."""
+        return self._do(self._applier.held)
 
     def listed(self) -> dict[str, list[str]]:
         """What the kernel lists of any owner."""

@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from schemas.values import IPV4, SOCKET_FAMILY, Family
+from schemas.values import IPV4, IPV6, SOCKET_FAMILY, Family
 from services.cli.lab import namespaces
 from services.cli.lab.layout import PREFIX
 
@@ -24,6 +24,8 @@ def opened(
         made = socket.socket(SOCKET_FAMILY[family], kind)
         made.setblocking(False)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, kind == socket.SOCK_STREAM)
+        if family == IPV6:  # beside one of IPv4 at the same port
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind((address, port))
         return made
 

@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from schemas.topology import PublicKey, Topology
-from schemas.values import FAMILIES, IPV4, Address, Family, Name
-from services.cli.files import load
-from services.cli.lab import namespaces
-from services.cli.lab.layout import UNDERLAY, Layout, host_namespace, layout
-from services.cli.lab.wiring import Wiring
-from services.kernel.curve25519 import new_private_key, public_key
+from schemas.values import FAMILIES, IPV4, Address, Family
 from services.planner.state import HostId
 from tests.captures import Packet, capture
 from tests.hosts import LinuxHost
+from tests.integration.mesh.rome import encrypting_cluster
 from tests.meshes import Mesh
 from tests.speakers import opened, received
-from tests.topologies import EXAMPLES, said
+from tests.topologies import said
 
 pytestmark = pytest.mark.privileged
 
@@ -47,32 +41,9 @@ FOREIGN = "\n".join(
 @pytest.fixture(scope="module")
 def rome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh[LinuxHost]]:
     """The cluster, up and encrypting, with the service on its first node."""
-    if namespaces.existing():
-        pytest.skip("a lab is up on this machine")
-    folder, wiring, keys = tmp_path_factory.mktemp("rome"), Wiring(), [new_private_key() for _ in range(3)]
-    by_host = {HostId("rome", f"worker-{number}"): key for number, key in enumerate(keys, 1)}
-
-    def make(host: HostId) -> LinuxHost:
-        place: Path = folder / host.name
-        place.mkdir()
-        return LinuxHost(host_namespace(*host), place, by_host[host])
-
-    mesh = Mesh(make)
-    public: list[Topology] = [
-        PublicKey(name=Name(host.name), cluster=Name(host.cluster), key=public_key(key)) for host, key in by_host.items()
-    ]
-    items = load([EXAMPLES / "encryption.yaml"])
-    try:
-        wiring.make_underlay()
-        wiring.turn_into(layout(items))
-        mesh.hear(said(item, number) for number, item in enumerate([*items, *public], 1))
+    with encrypting_cluster(tmp_path_factory.mktemp("rome")) as mesh:
         mesh.hosts[HostId("rome", "worker-1")].run("nft", FOREIGN)
         yield mesh
-    finally:
-        for host in mesh.hosts.values():
-            host.close()
-        wiring.turn_into(Layout({}, {}))
-        namespaces.remove([UNDERLAY])
 
 
 async def spoken(place: str, family: Family, to: Address) -> tuple[str, list[Packet], list[Packet]]:
