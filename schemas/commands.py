@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from schemas.encryption import Direction, PointName, PointState, Traffic
 from schemas.host_objects import Layer
+from schemas.values import Endpoint, Key, Name, wire_name
 
 
 class Repair(Struct, frozen=True):
@@ -22,3 +24,46 @@ class Settled(Struct, frozen=True):
     turns: int
     held: dict[str, str]
     withdrawn: tuple[str, ...] = ()
+
+
+class PeerNow(Struct, frozen=True, omit_defaults=True, rename=wire_name):
+    """Another node as a peer of the host's WireGuard device. `node` is empty for one that is not planned.
+
+    `is_there` is False for one that is planned and that the device does not have. `handshake_s` is the last one's Unix time, 0 for never.
+    The bytes are what went through the tunnel since the peer was made.
+    """
+
+    node: str
+    public_key: Key
+    is_there: bool = True
+    endpoint: Endpoint | None = None
+    handshake_s: float = 0.0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+
+class PointNow(Struct, frozen=True, rename=wire_name):
+    """What was counted at a point of a node's encryption since its rules were last written."""
+
+    point: PointName
+    state: PointState
+    direction: Direction
+    traffic: Traffic
+    packets: int
+    bytes: int
+
+
+class EncryptionNow(Struct, frozen=True, rename=wire_name):
+    """Answer to verb ``encryption``: the host's part of its cluster's encryption, read at `at_s` (Unix time).
+
+    `device` is the WireGuard link, empty for a host that has no part in it. `peers` are the first of `peer_count`, by node.
+    """
+
+    cluster: Name
+    host: Name
+    at_s: float
+    device: str = ""
+    port: int = 0
+    peer_count: int = 0
+    peers: tuple[PeerNow, ...] = ()
+    points: tuple[PointNow, ...] = ()

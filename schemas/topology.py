@@ -65,7 +65,8 @@ class Marks(Strict, frozen=True, kw_only=True):
 class WireguardSettings(Strict, frozen=True, kw_only=True):
     """The nodes' WireGuard device: its UDP port, its persistent keepalive (0: none), and whether what `nodes` say is encrypted as well.
 
-    By NFLOG group `audit_group` the kernel shows packets that left or arrived in clear to the auditor.
+    By NFLOG group `audit_group` the kernel shows packets that left or arrived in clear to the auditor; with null it counts them only, which
+    is for kernels without NFLOG.
 
     Without `nodes`, what a node sends to another node's address, and pods to nodes, goes as it is. With it, all of that is encrypted but
     for what a host sends to `control` addresses or hears from them.
@@ -74,7 +75,7 @@ class WireguardSettings(Strict, frozen=True, kw_only=True):
     port: Port = 51871
     keepalive_seconds: Keepalive = 0
     nodes: bool = False
-    audit_group: Annotated[int, Meta(ge=0, le=65535)] = 5187
+    audit_group: Annotated[int, Meta(ge=0, le=65535)] | None = 5187
 
 
 class Cluster(Object, frozen=True, kw_only=True, tag=True):

@@ -11,9 +11,11 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
+from schemas.commands import EncryptionNow
 from schemas.host_objects import Layer, PlanObject, WireguardLink
 from schemas.plan import HostPlan, Unit, digest_of, unit_tag
 from schemas.status import ApplyReport, Outcome, Timings, TunnelHealth, UnitReport
+from services.applier.encryption import encryption_now
 from services.applier.health import found_withdrawn
 from services.applier.lookups import Addresses, as_known
 from services.applier.steps import is_guard, order
@@ -150,6 +152,10 @@ class Applier:
     def peers(self, links: Collection[str]) -> dict[str, Sequence[PeerSeen]]:
         """The peers of each of these links, read now."""
         return {link: self._kernel.peers(link) for link in links}
+
+    def encryption(self, plan: HostPlan) -> EncryptionNow:
+        """What the kernel says of the host's part in its cluster's encryption, read now."""
+        return encryption_now(self._kernel, plan, self._now())
 
     def differences(self, plan: HostPlan) -> list[Difference]:
         """Where the kernel differs from `plan` as this host knows it, read now."""

@@ -103,6 +103,7 @@ class ApplierService:
                     group.create_task(self._follow(), name="plan"),
                     group.create_task(self._serve("repair", self._repair), name="repair"),
                     group.create_task(self._serve("diff", self._diff), name="diff"),
+                    group.create_task(self._serve("encryption", self._encryption), name="encryption"),
                     group.create_task(self._watch_kernel(), name="events"),
                     group.create_task(self._watch.run(), name="tunnels"),
                     group.create_task(self._in_use.run(), name="in-use"),
@@ -277,6 +278,11 @@ class ApplierService:
         plan = self._require_plan().plan
         found = await self._in_thread(lambda: self._applier.differences(plan))
         return codec.encode(found[:_DIFFERENCES_MAX])
+
+    async def _encryption(self, _: bytes) -> bytes:
+        """Answer with the peers and the packets by point, read now."""
+        plan = self._require_plan().plan
+        return codec.encode(await self._in_thread(lambda: self._applier.encryption(plan)))
 
     def _require_plan(self) -> Update:
         if self._current is None:

@@ -16,9 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from schemas.drift import PLAINTEXT, ClearPacket, DriftEvent, DriftState
-from schemas.encryption import Direction, Point, Traffic, logged
+from schemas.encryption import Direction, Point, Traffic, point_of
 from schemas.host_objects import GeneveLink, NftChain, NftElement, VxlanLink, WireguardLink
-from schemas.nft import Log, Verdict
+from schemas.nft import Comment, Log, Verdict
 from schemas.plan import HostPlan, Unit
 from schemas.values import Address, Name, Prefix
 from services.kernel.headers import OverlayProtocol
@@ -40,12 +40,13 @@ _WAY: dict[Direction, str] = {"out": "left", "in": "arrived"}
 class Watched(Struct, frozen=True):
     """What of a plan the audit goes by: where packets are counted and shown, and which far ends encrypt, each with its object's key.
 
-    `shape` is all else in the unit that decides what is counted. `dropped` says whether strict mode drops what it counts.
+    `group` is None where the kernel shows nothing. `shape` is all else in the unit that decides what is counted. `dropped` says whether
+    strict mode drops what it counts.
     """
 
     unit: str
     table: str
-    group: int
+    group: int | None
     dropped: bool
     overlay: OverlayProtocol
     shape: tuple[NftChain | WireguardLink, ...]
@@ -67,14 +68,13 @@ def watched(plan: HostPlan) -> Watched | None:
     """What a plan says of packets in clear; None where it has no encryption."""
     for name, unit in plan.units.items():
         chains = [entry.object for entry in unit.values() if isinstance(entry.object, NftChain)]
-        groups = {(chain.table, log.group) for chain in chains for log in _logs(chain)}
-        if groups:
-            table, group = groups.pop()
-            return _of_unit(name, unit, table, group, chains)
+        clear = [chain for chain in chains if _counts_clear(chain)]
+        if clear:
+            return _of_unit(name, unit, chains, clear)
     return None
 
 
-def _of_unit(name: str, unit: Unit, table: str, group: int, chains: list[NftChain]) -> Watched:
+def _of_unit(name: str, unit: Unit, chains: list[NftChain], clear: list[NftChain]) -> Watched:
     pods: dict[Prefix, str] = {}
     nodes: dict[Prefix, str] = {}
     shape: list[NftChain | WireguardLink] = [*chains]
@@ -90,12 +90,15 @@ def _of_unit(name: str, unit: Unit, table: str, group: int, chains: list[NftChai
                 shape.append(replace(link, public_key=None))
             case VxlanLink():
                 overlay = "VXLAN"
-    dropped = any(Verdict("drop") in rule for chain in chains if any(_logs(chain)) for rule in chain.rules)
-    return Watched(name, table, group, dropped, overlay, tuple(shape), pods, nodes)
+    statements = [item for chain in clear for rule in chain.rules for item in rule]
+    group = next((item.group for item in statements if isinstance(item, Log)), None)
+    return Watched(name, clear[0].table, group, Verdict("drop") in statements, overlay, tuple(shape), pods, nodes)
 
 
-def _logs(chain: NftChain) -> Iterator[Log]:
-    return (item for rule in chain.rules for item in rule if isinstance(item, Log) and logged(item.prefix))
+def _counts_clear(chain: NftChain) -> bool:
+    """Whether packets in clear are counted by a chain."""
+    points = (point_of(item.text) for rule in chain.rules for item in rule if isinstance(item, Comment))
+    return any(point is not None and point.state == "plaintext" for point in points)
 
 
 class _Seen(Struct):
@@ -183,7 +186,7 @@ class Alerts:
             for item in self._seen.values():
                 if item.point == point:
                     item.at_point += packets
-            if self._unheard and now_s - max((self._shaped_s, *self._since_s.values())) >= GRACE_S:
+            if self._shows_nothing() and now_s - max((self._shaped_s, *self._since_s.values())) >= GRACE_S:
                 self._count_unshown(point, packets, now_s)
         self._shown.clear()
 
@@ -221,6 +224,9 @@ class Alerts:
         if self._watched is None:
             return False
         return item.end is None or item.end in self._watched.ends(item.point.traffic)
+
+    def _shows_nothing(self) -> bool:
+        return bool(self._unheard) or (self._watched is not None and self._watched.group is None)
 
     def _since(self, traffic: Traffic, end: Prefix) -> float:
         return self._since_s.get(("pods" if traffic == "pods" else "nodes", end), float("inf"))

@@ -28,7 +28,8 @@ def checks(survey: Survey, role: Role, overlay: Overlay) -> Iterator[Check]:
     yield _ipv6(survey)
     other = "vxlan" if overlay == "geneve" else "geneve"
     yield _optional(other, survey.abilities[other], f"a cluster with {overlay} does not need it")
-    for name, ability in (("resilient next hops", "resilient"), ("NFLOG", "nflog"), ("nftrace", "nftrace")):
+    yield _nflog(survey, role)
+    for name, ability in (("resilient next hops", "resilient"), ("nftrace", "nftrace")):
         yield _optional(name, survey.abilities[ability], _UNUSED)
 
 
@@ -68,6 +69,14 @@ def _multipath(survey: Survey, role: Role) -> Check:
     if role == "node":
         return Check("multipath hash", "ok", "not here, and a node has one way only")
     return Check("multipath hash", "problem", f"no sysctl {', '.join(missing)}", "use Linux 5.14 or newer with CONFIG_IP_ROUTE_MULTIPATH")
+
+
+def _nflog(survey: Survey, role: Role) -> Check:
+    ability = survey.abilities["nflog"]
+    if role == "gateway" or ability.state != "no":
+        return _optional("NFLOG", ability, "nodes that encrypt need it")
+    advice = "load the modules nft_log and nfnetlink_log; or, for a cluster that encrypts, set wireguard.auditGroup to null"
+    return Check("NFLOG", "warning", f"not here ({ability.detail}): nodes that encrypt show packets in clear by it", advice)
 
 
 def _sysctls(survey: Survey, role: Role) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from schemas.topology import WireguardSettings
 from services.cli.doctor.check import Check, Role, listed
 from services.cli.doctor.owners import owner
 from services.kernel.survey.values import LinkSeen, MarkUse, PortSeen, Survey, Unknown
@@ -32,6 +33,8 @@ def checks(survey: Survey, role: Role) -> Iterator[Check]:
     yield _priorities(survey, role)
     yield _links(survey)
     yield _ports(survey)
+    if role == "node":
+        yield _listeners(survey)
     yield _rp_filter(survey)
     yield _forwarding(survey)
 
@@ -144,6 +147,18 @@ def _port(seen: PortSeen, links: tuple[LinkSeen, ...]) -> Check | None:
         )
     who = seen.process or "somebody who cannot be seen from here"
     return Check(name, "unknown", f"{name} is in use by {who}, and no device of this namespace says that it is its own", _LOOK)
+
+
+def _listeners(survey: Survey) -> Check:
+    """Who hears the packets in clear that a node's kernel shows: one program can."""
+    group = WireguardSettings().audit_group
+    if group is None or group not in survey.listeners:
+        return Check("NFLOG group", "ok", f"nobody listens to {group}")
+    who = survey.listeners[group]
+    if who.startswith("meshmark"):
+        return Check("NFLOG group", "ok", f"{who} listens to {group}")
+    advice = "fine if that is meshmark's auditor; else give the cluster's wireguard.auditGroup another number"
+    return Check("NFLOG group", "warning", f"{who or 'somebody who cannot be seen from here'} listens to {group}", advice)
 
 
 def _rp_filter(survey: Survey) -> Check:

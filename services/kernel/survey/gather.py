@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from services.kernel import nflog
+from services.kernel.events import process_name
 from services.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
 from services.kernel.privilege import CAP_NET_ADMIN, has_capability
 from services.kernel.survey import devices, foreign, netfilter, ports, probes
@@ -57,6 +59,7 @@ def survey(tables: Iterable[int], udp_ports: Iterable[int]) -> Survey:
         links=links if isinstance(links, Unknown) else devices.with_ports(links),
         ports=_known(lambda: ports.in_use(udp_ports)),
         uplinks=uplinks,
+        listeners={group: process_name(port) or "" for group, port in nflog.listeners().items()},
     )
 
 

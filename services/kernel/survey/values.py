@@ -107,6 +107,7 @@ class Survey(Struct, frozen=True):
     """All of it.
 
     `sysctls` are values by name, of those that are there; `abilities` are by name; `legacy` are iptables' tables outside nftables.
+    `listeners` are the groups of NFLOG that somebody listens to, with that process's name, empty where it cannot be seen.
     """
 
     release: str
@@ -124,3 +125,4 @@ class Survey(Struct, frozen=True):
     links: tuple[LinkSeen, ...] | Unknown
     ports: tuple[PortSeen, ...] | Unknown
     uplinks: tuple[Uplink, ...] | Unknown
+    listeners: Mapping[int, str] = {}

@@ -118,6 +118,7 @@ def _ends(cluster: Cluster, table: str) -> Iterator[NftChain]:
     end = Verdict("drop" if cluster.strict == "enforce" else "accept")
     for (direction, traffic), point in PLAINTEXT.items():
         if is_there[traffic]:
-            shown = (_SHOWN, Log(cluster.wireguard.audit_group, log_prefix(direction, traffic), _SHOWN_BYTES))
+            group = cluster.wireguard.audit_group
+            shown = ((_SHOWN, Log(group, log_prefix(direction, traffic), _SHOWN_BYTES)),) if group is not None else ()
             says = Comment(point.comment(f"{_SAYS[direction]}, strict {cluster.strict}"))
-            yield NftChain(table, _chain(direction, traffic), (shown, (Counter(), end, says)))
+            yield NftChain(table, _chain(direction, traffic), (*shown, (Counter(), end, says)))

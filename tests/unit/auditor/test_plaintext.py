@@ -175,6 +175,13 @@ def test_where_nobody_shows_packets_their_number_is_an_alert() -> None:
     assert [event.state for event in made.unheard("", SETTLED_S + 20)] == ["resolved"]
 
 
+def test_a_cluster_whose_kernels_show_nothing_is_counted() -> None:
+    """It is said to be so by the cluster, so that nobody is told; what is counted is raised all the same."""
+    made = alerts(wireguard=WireguardSettings(audit_group=None))
+    made.counted({OUT: 2}, SETTLED_S)
+    assert [(event.key, event.state) for event in due(made, SETTLED_S + 1)] == [("out pods", "raised")]
+
+
 def test_many_flows_are_a_bounded_number_of_alerts() -> None:
     """Those beyond the bound are one together."""
     made = alerts()

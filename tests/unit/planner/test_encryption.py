@@ -339,6 +339,13 @@ def test_audit_counts_what_enforce_drops(fields: dict[str, object]) -> None:
         assert off[name][1] == counted.replace("strict audit", "strict off")
 
 
+def test_without_a_group_packets_are_counted_only() -> None:
+    """For kernels that cannot show any: a rule that one of them refuses would keep the whole unit out."""
+    found = chains(wireguard=WireguardSettings(audit_group=None))
+    assert [len(lines) for name, lines in found.items() if name.startswith("clear_")] == [1, 1]
+    assert not any(" log " in line for lines in found.values() for line in lines)
+
+
 def test_strict_mode_knows_who_does_not_encrypt() -> None:
     """Pods of a node that opted out are no concern of it, even at an address of a peer's prefix; those that roam to a peer are."""
     found = objects(ONE, pod("far", "worker-3", "10.200.2.78"))

@@ -80,7 +80,7 @@ def test_a_fine_host_is_fine(role: Role):
         (replace(FINE, libnftables=False), "nftables", "problem", "no libnftables"),
         (having(conntrack=NO), "connection tracking", "problem", ""),
         (having(geneve=NO), "geneve", "ok", "a cluster with vxlan does not need it"),
-        (having(nflog=MAYBE), "NFLOG", "unknown", "nothing in this version needs it"),
+        (having(nflog=MAYBE), "NFLOG", "unknown", "nodes that encrypt need it"),
         (having(wireguard=NO), "WireGuard", "problem", "there is no wireguard-go"),
         (having(wireguard=MAYBE), "WireGuard", "unknown", "may not ask"),
         (having(wireguard=THERE), "WireGuard", "ok", "in the kernel"),
@@ -199,3 +199,13 @@ def test_a_node_needs_less():
 )
 def test_known_marks_have_owners(mask: int, value: int, name: str):
     assert owner(mask, value) == name
+
+
+def test_a_node_that_encrypts_needs_to_show_packets():
+    """By NFLOG, and by a group that nobody else hears; a gateway needs none of it."""
+    without = having(nflog=NO)
+    assert (checks(without, "node")["NFLOG"].verdict, checks(without)["NFLOG"].verdict) == ("warning", "ok")
+    assert "NFLOG group" not in checks(FINE)
+    for who, verdict in (("", "warning"), ("ulogd", "warning"), ("meshmark", "ok")):
+        found = checks(replace(FINE, listeners={5187: who, 1: "other"}), "node")["NFLOG group"]
+        assert (found.verdict, bool(found.advice)) == (verdict, verdict != "ok")

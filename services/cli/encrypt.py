@@ -1,0 +1,219 @@
+"""``meshmark encrypt status``: who encrypts what goes to whom, as the hosts' kernels have it now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from cyclopts import App
+from msgspec import Struct
+from rich.markup import escape
+
+from schemas import codec, subjects
+from schemas.commands import EncryptionNow, PeerNow, PointNow
+from schemas.drift import PLAINTEXT, DriftEvent
+from schemas.topology import Cluster, Node, PublicKey, StrictMode, Topology
+from schemas.values import wire_name
+from services.cli import records
+from services.cli.hosts import HostName, choose
+from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, show_table
+from services.cli.session import Nats
+from services.planner.state import HostId
+from services.runtime.broker import Broker
+from services.runtime.errors import MeshmarkError
+
+encrypt = App(name="encrypt", help="Encryption between the nodes of a cluster.")
+
+State = Literal["encrypts", "optedOut", "noKey", "off", "silent"]
+_COLOURS = {"encrypts": "green", "optedOut": "yellow", "noKey": "yellow", "off": "dim", "silent": "red"}
+_ANSWER_S = 5.0
+_AT_ONCE = 32
+_FRESH_S = 180.0
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_STEP = 1024
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
+
+
+class HostEncryption(Struct, frozen=True, rename=wire_name):
+    """One node: what the topology says of it, and what its applier answered; `error` says why it did not.
+
+    `leaked` are packets in clear that should have been encrypted, counted since the host's rules were last written; `alerts` are the
+    auditor's that are open.
+    """
+
+    cluster: str
+    host: str
+    state: State
+    mode: Literal["native", "overlay"]
+    strict: StrictMode
+    nodes: bool
+    leaked: int = 0
+    now: EncryptionNow | None = None
+    alerts: tuple[DriftEvent, ...] = ()
+    error: str = ""
+
+    @property
+    def is_fine(self) -> bool:
+        """True unless the host does not answer, lacks a peer, has one too many, or lets something out in clear."""
+        peers = self.now.peers if self.now else ()
+        return not self.error and not self.alerts and all(peer.is_there and peer.node for peer in peers)
+
+
+def register(app: App) -> None:
+    """Add the commands to the application."""
+    encrypt.command(status)
+    app.command(encrypt)
+
+
+async def status(host: HostName = None, /, *, output: Output = None, nats: Nats | None = None) -> int:
+    """Show of each node, or of one HOST, whom it encrypts for, handshakes, bytes, and what went in clear.
+
+    Appliers are asked; a host whose applier does not answer is *silent*, and all else is shown. A node may have *optedOut*, or have *noKey*
+    yet; it is *off* where its cluster does not encrypt. LEAKED are packets that should have been encrypted and were seen in clear, since
+    the host's rules were last written: a few may be counted as keys become known. An open alert of the auditor is said by itself.
+
+    The exit code is 2 when a host is silent, lacks a peer, has a strange one, or has an open alert.
+
+    ```sh
+    meshmark encrypt status
+    meshmark encrypt status rome/worker-1
+    meshmark encrypt status --output json | jq '.[] | select(.leaked > 0)'
+    ```
+    """
+    form = default_format(output)
+    async with (nats or Nats()).connect() as broker:
+        items = await records.admitted(broker)
+        nodes = {HostId(item.cluster, item.name): item for item in items if isinstance(item, Node)}
+        names = choose(nodes, host)
+        alerts = [event for event in await records.open_drift(broker) if event.layer == PLAINTEXT]
+        found = await _asked(broker, [_on_paper(nodes[name], items) for name in names], alerts)
+    if form != "table":
+        emit(found[0] if host else found, form)
+    elif host:
+        _show_one(found[0], time.time())
+    else:
+        show_table(("HOST", "STATE", "MODE", "PEERS", "IN TUNNELS", "LEAKED", "WHAT"), [_row(one, time.time()) for one in found])
+    return 0 if all(one.is_fine for one in found) else EXIT_DIFFERENT
+
+
+def _on_paper(node: Node, items: Iterable[Topology]) -> HostEncryption:
+    """A node as the topology has it."""
+    cluster = next(item for item in items if isinstance(item, Cluster) and item.name == node.cluster)
+    has_key = any(isinstance(item, PublicKey) and (item.cluster, item.name) == (node.cluster, node.name) for item in items)
+    state: State = "off" if cluster.encryption == "none" else "optedOut" if node.opt_out else "encrypts" if has_key else "noKey"
+    return HostEncryption(node.cluster, node.name, state, cluster.routing, cluster.strict, cluster.wireguard.nodes)
+
+
+async def _asked(broker: Broker, hosts: list[HostEncryption], alerts: list[DriftEvent]) -> list[HostEncryption]:
+    """The same with what the appliers answer, a few dozen asked at once."""
+    free = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(one: HostEncryption) -> HostEncryption:
+        own = tuple(event for event in alerts if (event.cluster, event.host) == (one.cluster, one.host))
+        if one.state in ("off", "optedOut"):
+            return _with(one, None, own)
+        try:
+            async with free:
+                answer = await broker.request(subjects.command(one.cluster, one.host, "encryption"), b"", _ANSWER_S)
+            return _with(one, codec.decode(answer, EncryptionNow), own)
+        except (MeshmarkError, codec.DecodeError) as error:
+            return _with(one, None, own, str(error))
+
+    return list(await asyncio.gather(*map(ask, hosts)))
+
+
+def _with(one: HostEncryption, now: EncryptionNow | None, alerts: tuple[DriftEvent, ...], error: str = "") -> HostEncryption:
+    leaked = sum(point.packets for point in now.points if point.state == "plaintext") if now else 0
+    state: State = "silent" if error else one.state
+    return HostEncryption(one.cluster, one.host, state, one.mode, one.strict, one.nodes, leaked, now, alerts, error)
+
+
+# For people -------------------------------------------------------------------------------------------------------------------------------
+
+
+def _row(one: HostEncryption, now_s: float) -> tuple[str, ...]:
+    peers = one.now.peers if one.now else ()
+    fresh = sum(now_s - peer.handshake_s <= _FRESH_S for peer in peers)
+    count = one.now.peer_count if one.now else 0
+    inside, outside = (_size(sum(getattr(peer, name) for peer in peers)) for name in ("received_bytes", "sent_bytes"))
+    what = "; ".join((*_wrong(peers), *(f"{event.state}: {event.found}" for event in one.alerts), *([one.error] if one.error else [])))
+    return (
+        f"{one.cluster}/{one.host}",
+        f"[{_COLOURS[one.state]}]{one.state}[/]",
+        _mode(one),
+        f"{count}, {fresh} fresh" if one.now else "-",
+        f"{inside} in, {outside} out" if peers else "-",
+        _leaked(one),
+        escape(what or "-"),
+    )
+
+
+def _show_one(one: HostEncryption, now_s: float) -> None:
+    """All about one host: a line for each fact, then peers, then counts."""
+    console.print(f"[bold]{one.cluster}/{one.host}[/] [{_COLOURS[one.state]}]{one.state}[/], {_mode(one)}")
+    for text in (one.error, *(f"alert {event.state}: {event.found} ({event.count} seen)" for event in one.alerts)):
+        if text:
+            console.print(f"  [red]{escape(text)}[/]")
+    if one.now is None or not one.now.device:
+        return
+    console.print(f"  device      {one.now.device}, UDP port {one.now.port}")
+    console.print(f"  leaked      {_leaked(one)}\n")
+    rows = [
+        (
+            escape(peer.node) or "[red]not planned[/]",
+            "[red]missing[/]" if not peer.is_there else _age(now_s - peer.handshake_s) if peer.handshake_s else "never",
+            _size(peer.received_bytes),
+            _size(peer.sent_bytes),
+            escape(str(peer.endpoint or "-")),
+            peer.public_key,
+        )
+        for peer in one.now.peers
+    ]
+    show_table(("PEER", "HANDSHAKE", "RECEIVED", "SENT", "ENDPOINT", "KEY"), rows)
+    if (more := one.now.peer_count - len(one.now.peers)) > 0:
+        console.print(f"and {more} more peers")
+    console.print()
+    show_table(("POINT", "STATE", "WHOSE", "PACKETS", "BYTES"), [_point_row(point) for point in one.now.points])
+
+
+def _point_row(point: PointNow) -> tuple[str, ...]:
+    colour = "red" if point.state == "plaintext" and point.packets else "default"
+    return (point.point, f"[{colour}]{point.state}[/]", point.traffic, str(point.packets), _size(point.bytes))
+
+
+def _wrong(peers: Iterable[PeerNow]) -> list[str]:
+    """What is to be said of peers that are not as planned."""
+    missing = [peer.node for peer in peers if not peer.is_there]
+    strange = sum(not peer.node for peer in peers)
+    return [f"lacks its peer {node}" for node in missing] + ([f"{strange} peers that are not planned"] if strange else [])
+
+
+def _mode(one: HostEncryption) -> str:
+    return ", ".join((one.mode, *(["nodes"] if one.nodes else []), f"strict {one.strict}"))
+
+
+def _leaked(one: HostEncryption) -> str:
+    if one.now is None:
+        return "-"
+    if not one.leaked:
+        return "0"
+    by_way: Mapping[str, int] = {
+        way: sum(point.packets for point in one.now.points if (point.state, point.direction) == ("plaintext", way)) for way in ("out", "in")
+    }
+    return f"[red]{', '.join(f'{count} {way}' for way, count in by_way.items() if count)}[/]"
+
+
+def _age(seconds: float) -> str:
+    for unit_s, word in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f} {word} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), 0
+    while size >= _STEP and unit < len(_UNITS) - 1:
+        size, unit = size / _STEP, unit + 1
+    return f"{size:.1f} {_UNITS[unit]}" if unit else f"{count} B"

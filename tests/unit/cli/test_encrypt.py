@@ -1,0 +1,116 @@
+"""``meshmark encrypt status``: what topology and appliers say, for people and for programs, also where some host does not answer."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from msgspec.structs import replace
+
+from schemas import codec, subjects
+from schemas.commands import EncryptionNow, PeerNow, PointNow
+from schemas.drift import DriftEvent
+from schemas.values import Endpoint, Key, Name
+from services.cli.encrypt import status
+from services.cli.output import console
+from tests.topologies import encrypting
+from tests.unit.cli.broker import StubBroker
+
+ROME = Name("rome")
+PEER = PeerNow("worker-2", Key("2" * 42 + "A="), True, Endpoint("172.18.0.12:51871"), time.time(), 3_500_000, 900)
+CLEAN = tuple(PointNow(name, "plaintext", way, "pods", 0, 0) for name, way in (("to-network", "out"), ("from-network", "in")))  # type: ignore[arg-type]
+NOW = EncryptionNow(ROME, Name("worker-1"), 5.0, "me.0", 51871, 1, (PEER,), (PointNow("to-crypto", "inner", "out", "all", 7, 700), *CLEAN))
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are not folded."""
+    monkeypatch.setattr(console, "width", 300)
+
+
+@pytest.fixture
+def rome(broker: StubBroker) -> StubBroker:
+    """Two nodes that encrypt and answer, one that opted out."""
+    broker.admit(*encrypting())
+    say(broker, NOW)
+    say(broker, replace(NOW, host=Name("worker-2"), peers=(replace(PEER, node="worker-1"),)))
+    return broker
+
+
+def say(broker: StubBroker, answer: EncryptionNow) -> None:
+    broker.answers[subjects.command("rome", answer.host, "encryption")] = codec.encode(answer)
+
+
+async def told(broker: StubBroker, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, object]]]:
+    code = await status(output="json", nats=broker)
+    return code, {one["host"]: one for one in json.loads(capsys.readouterr().out)}
+
+
+async def test_all_is_well(rome: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mode, strict mode, peers and what was counted; who opted out is not asked."""
+    code, found = await told(rome, capsys)
+    assert code == 0
+    assert {name: one["state"] for name, one in found.items()} == {"worker-1": "encrypts", "worker-2": "encrypts", "worker-3": "optedOut"}
+    one = found["worker-1"]
+    assert (one["mode"], one["strict"], one["nodes"], one["leaked"], one["error"]) == ("native", "audit", False, 0, "")
+    assert one["now"]["peers"][0]["node"] == "worker-2"  # type: ignore[index]
+    assert await status(output="table", nats=rome) == 0
+    table = capsys.readouterr().out
+    assert "1, 1 fresh" in table
+    assert "3.3 MiB in, 900 B out" in table
+
+
+async def test_a_host_that_does_not_answer_is_said_and_the_others_shown(rome: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is silent, with the reason, in each form; the exit code says so."""
+    del rome.answers[subjects.command("rome", "worker-2", "encryption")]
+    code, found = await told(rome, capsys)
+    assert code == 2
+    assert (found["worker-2"]["state"], found["worker-1"]["state"]) == ("silent", "encrypts")
+    assert "nobody serves" in str(found["worker-2"]["error"])
+    assert await status(output="table", nats=rome) == 2
+    assert "silent" in capsys.readouterr().out
+    assert await status("rome/worker-1", output="yaml", nats=rome) == 0
+
+
+async def test_peers_that_are_missing_or_strange_are_said(rome: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with what is known of it."""
+    missing, strange = PeerNow("worker-2", PEER.public_key, is_there=False), replace(PEER, node="", handshake_s=0.0, endpoint=None)
+    say(rome, replace(NOW, peer_count=2, peers=(missing, strange)))
+    assert await status(output="table", nats=rome) == 2
+    assert "lacks its peer worker-2; 1 peers that are not planned" in capsys.readouterr().out
+    assert await status("rome/worker-1", output="table", nats=rome) == 2
+    shown = capsys.readouterr().out
+    assert "missing" in shown
+    assert "not planned" in shown
+    assert "never" in shown
+
+
+async def test_leaks_are_counted_and_open_alerts_said(rome: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was counted long ago is no reason to fail; an alert that is open is."""
+    say(rome, replace(NOW, points=(*NOW.points[:1], replace(CLEAN[0], packets=12, bytes=900), CLEAN[1])))
+    code, found = await told(rome, capsys)
+    assert (code, found["worker-1"]["leaked"]) == (0, 12)
+    event = DriftEvent(ROME, Name("worker-1"), "plaintext", "out pods 10.200.1.10 10.200.2.10", "raised", "encrypted", "udp … in clear")
+    rome.put(subjects.drift("rome", "worker-1", "plaintext"), codec.encode(event))
+    assert await status("rome/worker-1", output="table", nats=rome) == 2
+    shown = capsys.readouterr().out
+    assert "12 out" in shown
+    assert "udp … in clear" in shown
+    assert (await told(rome, capsys))[0] == 2
+
+
+async def test_a_cluster_that_does_not_encrypt_is_off(broker: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is asked."""
+    broker.admit(*encrypting(encryption="none", strict="off"))
+    code, found = await told(broker, capsys)
+    assert code == 0
+    assert {one["state"] for one in found.values()} == {"off", "optedOut"} or {one["state"] for one in found.values()} == {"off"}
+
+
+async def test_a_node_without_a_key_is_asked_too(broker: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its applier may be what is missing."""
+    broker.admit(*(item for item in encrypting() if item.kind != "PublicKey"))
+    say(broker, NOW)
+    _, found = await told(broker, capsys)
+    assert (found["worker-1"]["state"], found["worker-2"]["state"]) == ("noKey", "silent")
