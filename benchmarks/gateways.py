@@ -139,7 +139,7 @@ def _bare(plan: HostPlan, namespace: str, stack: ExitStack) -> Gateway:
     own = {item.local for item in plan.objects().values() if isinstance(item, VxlanLink)}
     namespaces.script([f"netns add {namespace}"])
     namespaces.set_sysctls(namespace, (*_NO_IPV6, *_FORWARDING))
-    inlets = namespaces.inside(namespace, lambda: tuple(_tun(name) for name in (*addresses, _UNDERLAY)))
+    inlets = namespaces.inside(namespace, lambda: tuple(tun(name) for name in (*addresses, _UNDERLAY)))
     for inlet in inlets:
         stack.callback(os.close, inlet)
     lines = ["link set lo up", f"link add {UPLINK} txqueuelen 0 type ifb", f"link set {UPLINK} up"]
@@ -151,7 +151,8 @@ def _bare(plan: HostPlan, namespace: str, stack: ExitStack) -> Gateway:
     return Gateway(namespace, inlets)
 
 
-def _tun(name: str) -> int:
+def tun(name: str) -> int:
+    """A tun device of this name in the thread's network namespace: what is written to it is a packet that came in by it."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     fcntl.ioctl(descriptor, _TUNSETIFF, _IFREQ.pack(name.encode(), _IFF_TUN | _IFF_NO_PI))
     return descriptor

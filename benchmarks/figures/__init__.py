@@ -2,6 +2,7 @@
 
 from benchmarks.figures import (
     compile_change,
+    encryption_audit,
     event_to_kernel,
     lab_start,
     memory,
@@ -23,6 +24,7 @@ FIGURES = (
     tunnel_loss.FIGURE,
     lab_start.FIGURE,
     packet_cost.FIGURE,
+    encryption_audit.FIGURE,
     peers.FIGURE,
     routes_in_bulk.FIGURE,
     nft_reading.FIGURE,

@@ -38,8 +38,8 @@ def base(cluster: Cluster, node: Node) -> Iterator[PlanObject]:
         if cluster.routing == "overlay":  # natively it is there to lead packets
             yield NftSet(table, f"roaming{words.suffix}", words.type)
     yield from _ends(cluster, table)
-    leaving = (*control.passes_both(cluster, arriving=False), *_leaving(cluster, node))
-    arriving = (*control.passes_both(cluster, arriving=True), *_arriving(cluster, node))
+    leaving = (_elsewhere("oifname", node), *control.passes_both(cluster, arriving=False), *_leaving(cluster, node))
+    arriving = (_elsewhere("iifname", node), *control.passes_both(cluster, arriving=True), *_arriving(cluster, node))
     yield NftChain(table, "strict_out", leaving, "filter", "postrouting", layout.PRIORITY_LAST)
     yield NftChain(table, "strict_in", arriving, "filter", "prerouting", layout.PRIORITY_RAW)
 
@@ -57,38 +57,43 @@ def pod(cluster: Cluster, address: Address, *, encrypted: bool) -> Iterator[Plan
         yield NftElement(names.mesh_table(cluster.name), f"{which}{WORDS[address.family].suffix}", address)
 
 
+def _elsewhere(selector: Selector, node: Node) -> Rule:
+    """The first rule, which most packets end at: those that do not pass the uplink."""
+    return (Match(selector, (node.uplink,), "!="), Verdict("return"))
+
+
 def _leaving(cluster: Cluster, node: Node) -> Iterator[Rule]:
-    by_uplink, end = Match("oifname", (node.uplink,)), _end("out")
+    end = _end("out")
     for family in mesh.pod_families(cluster):
         for who in _pods(WORDS[family].destination, WORDS[family].suffix):
-            yield (by_uplink, *who, end("pods"))
+            yield (*who, end("pods"))
     if cluster.routing == "overlay":
         outer = Match("udp dport", (overlay_port(cluster),))
-        yield from ((by_uplink, outer, who, end("overlay")) for who in _nodes(node, leaving=True))
+        yield from ((outer, who, end("overlay")) for who in _nodes(node, leaving=True))
     if cluster.wireguard.nodes:
         if IPV6 in mesh.underlay_families(node):
             yield NEIGHBOURS
         other = wears(cluster, cluster.marks.encrypted, "!=")
-        yield from ((by_uplink, other, who, end("nodes")) for who in _nodes(node, leaving=True))
+        yield from ((other, who, end("nodes")) for who in _nodes(node, leaving=True))
 
 
 def _arriving(cluster: Cluster, node: Node) -> Iterator[Rule]:
-    by_uplink, end = Match("iifname", (node.uplink,)), _end("in")
+    end = _end("in")
     for family in mesh.pod_families(cluster):
         words = WORDS[family]
         to_pods = Match(words.destination, (f"@pods{words.suffix}",))
         for who in _pods(words.source, words.suffix):
-            yield (by_uplink, *who, to_pods, end("pods"))
+            yield (*who, to_pods, end("pods"))
             if cluster.wireguard.nodes and cluster.routing == "native":
-                yield (by_uplink, *who, _LOCAL, end("pods"))
+                yield (*who, _LOCAL, end("pods"))
     if cluster.routing == "overlay":
         outer = Match("udp dport", (overlay_port(cluster),))
-        yield from ((by_uplink, outer, who, end("overlay")) for who in _nodes(node, leaving=False))
+        yield from ((outer, who, end("overlay")) for who in _nodes(node, leaving=False))
     if cluster.wireguard.nodes:
         if IPV6 in mesh.underlay_families(node):
             yield NEIGHBOURS
         yield (_LOCAL, Match("udp dport", (str(cluster.wireguard.port),)), Verdict("return"))
-        yield from ((by_uplink, who, end("nodes")) for who in _nodes(node, leaving=False))
+        yield from ((who, end("nodes")) for who in _nodes(node, leaving=False))
 
 
 def _pods(selector: Selector, suffix: str) -> Iterable[tuple[Match, ...]]:
