@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
-from schemas.values import Name, Prefix
+from schemas.values import Key, Name, Prefix
 
 
 class Remap(Struct, frozen=True):
@@ -26,3 +28,21 @@ class Remaps(Struct, frozen=True):
     def seen(self, cluster: str, real: Prefix) -> Prefix | None:
         """How a cluster sees a prefix of the other one; None when no pool had to be asked."""
         return next((one.seen for one in self.remaps if one.cluster == cluster and one.real == real), None)
+
+
+RotationStage = Literal["queued", "beside", "moved", "rekeyed", "back", "leaving", "done"]
+"""How far a host's key is changed; what each means is told in ``services.planner.rotation``."""
+
+
+class Rotation(Struct, frozen=True):
+    """A host's change of keys, from `old` to `new`. `retired` are keys that it had: never to be taken again, and the last ones only.
+
+    It waits for `waiting` hosts, or for one reason; `reasons` are the first of them, in words.
+    """
+
+    old: Key
+    new: Key
+    stage: RotationStage = "queued"
+    waiting: int = 0
+    reasons: tuple[str, ...] = ()
+    retired: tuple[Key, ...] = ()

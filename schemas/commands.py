@@ -15,6 +15,22 @@ class Repair(Struct, frozen=True):
     leave: tuple[Layer, ...] = ()
 
 
+class Rotate(Struct, frozen=True):
+    """Verb ``rotate``: make the key that is to follow the host's own, and publish it; with `abort`, take it back.
+
+    Asked again, it is the same key. Refused by a host that encrypts nothing, and, with `abort`, by one whose traffic has moved already.
+    """
+
+    abort: bool = False
+
+
+class Rotating(Struct, frozen=True):
+    """Answer to verb ``rotate``: the host's public key, and the one that is to follow it, None after it was taken back."""
+
+    key: Key
+    next: Key | None = None
+
+
 class Settled(Struct, frozen=True):
     """Answer to verb ``settle``, given while no turn is under way: turns since the applier started, and the digest of each unit it holds.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from schemas.allocation import Remaps
+from schemas.allocation import Remaps, Rotation
 from schemas.drift import DriftEvent
 from schemas.plan import PlanDiff, SnapshotChunk, SnapshotHead
 from schemas.reference import document
@@ -29,7 +29,7 @@ MESSAGES: dict[str, type] = {
     **KINDS,
     **{
         kind.__name__: kind
-        for kind in (PlanDiff, SnapshotHead, SnapshotChunk, ApplyReport, DriftEvent, Refusal, DeadLetter, Freeze, Remaps)
+        for kind in (PlanDiff, SnapshotHead, SnapshotChunk, ApplyReport, DriftEvent, Refusal, DeadLetter, Freeze, Remaps, Rotation)
     },
 }
 

@@ -86,6 +86,11 @@ def unit_digest(entries: Iterable[Entry]) -> str:
     return f"{sum(codec.digest(entry) for entry in entries) % 2**128:032x}"
 
 
+def mesh_unit(cluster: str) -> str:
+    """The name of the unit that is a node's part of its cluster's mesh."""
+    return f"mesh/{cluster}"
+
+
 def unit_tag(unit: str) -> str:
     """A short name of a unit for the kernel's marker: 16 hexadecimal digits, the same on every host and in every release."""
     return hashlib.blake2b(unit.encode(), digest_size=8).hexdigest()

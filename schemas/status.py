@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from schemas.in_use import InUse
-from schemas.values import Name, wire_name
+from schemas.values import Key, Name, wire_name
 
 Outcome = Literal["applied", "degraded", "waiting"]
 
@@ -85,10 +85,37 @@ class Peers(Struct, **_REPORT):
     waiting_for: tuple[str, ...] = ()
 
 
+class Greeted(Struct, **_REPORT):
+    """How far the peers of a WireGuard device have shaken hands with it since it has its `key`, as it is planned.
+
+    `lacking` is how many have not, though they are there; `first` are some of these, by their public keys.
+    """
+
+    link: str
+    key: Key | None = None
+    lacking: int = 0
+    first: tuple[Key, ...] = ()
+
+
+class Greetings(Struct, **_REPORT):
+    """The handshakes of a host that has more than one device of its mesh, of the peers that it has on all of them.
+
+    `away` are those that answer on none, in spite of keepalives; when they are more than can be listed, they count as lacking instead.
+    """
+
+    devices: tuple[Greeted, ...] = ()
+    away: tuple[Key, ...] = ()
+
+    def on(self, link: str, key: Key) -> Greeted | None:
+        """The handshakes on a device since it has this key; None when nothing is known of that."""
+        return next((found for found in self.devices if (found.link, found.key) == (link, key)), None)
+
+
 class ApplyReport(Struct, **_REPORT):
     """The state of one host after the applier's last turn.
 
     `in_use` are the numbers that others use there (None: not looked yet); `collisions` say which of them the host's own plan has as well.
+    `keys` are the public halves of all private keys that the host has, the one in force first; empty when that was not said.
     """
 
     cluster: Name
@@ -103,6 +130,8 @@ class ApplyReport(Struct, **_REPORT):
     in_use: InUse | None = None
     collisions: tuple[str, ...] = ()
     peers: Peers = Peers()
+    greetings: Greetings = Greetings()
+    keys: tuple[Key, ...] = ()
 
     @property
     def outcome(self) -> Outcome:

@@ -211,10 +211,14 @@ class Pod(Object, frozen=True, kw_only=True, tag="Endpoint"):
 
 
 class PublicKey(Object, frozen=True, kw_only=True, tag=True):
-    """A host's WireGuard public key, published by its applier only; `name` is the host's."""
+    """A host's WireGuard public key, published by its applier only; `name` is the host's.
+
+    `next` is the one that is to take its place (``meshmark rotate``): other hosts meet it on a second device before the first one has it.
+    """
 
     cluster: Name
     key: Key
+    next: Key | None = None
 
     @property
     def home(self) -> Name:

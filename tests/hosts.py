@@ -18,6 +18,7 @@ from schemas.values import Name
 from services.applier.core import Applier, Difference
 from services.kernel.linux import LinuxKernel
 from services.kernel.namespace import enter_network
+from services.kernel.port import Kernel
 from tests.listings import listings
 
 T = TypeVar("T")
@@ -47,6 +48,10 @@ class LinuxHost:
 
     def apply(self, plan: HostPlan, generation: int = 1) -> ApplyReport:
         return self._do(lambda: self._applier.apply(plan, 1, generation))
+
+    def ask(self, work: Callable[[Kernel, Applier], T]) -> T:
+        """What some work with the kernel and the applier comes to, done in the namespace."""
+        return self._do(lambda: work(self._kernel, self._applier))
 
     def differences(self, plan: HostPlan) -> list[Difference]:
         return self._do(lambda: self._applier.differences(plan))

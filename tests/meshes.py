@@ -11,10 +11,13 @@ from schemas.plan import HostPlan
 from schemas.status import ApplyReport
 from services.applier.core import Applier
 from services.kernel.fake import FakeHost, FakeKernel
+from services.kernel.port import Kernel
 from services.planner.core import Core, Said
 from services.planner.state import HostId
 
 ROUNDS_MAX = 40
+
+T = TypeVar("T")
 
 
 class Served(Protocol):
@@ -33,10 +36,22 @@ class InMemory:
 
     def __init__(self, private_key: bytes) -> None:
         self.kernel = FakeHost(private_key=private_key)
-        self._applier = Applier(FakeKernel(self.kernel), lambda: 0.0)
+        self._start()
 
     def apply(self, plan: HostPlan, generation: int = 1) -> ApplyReport:
         return self._applier.apply(plan, 1, generation)
+
+    def ask(self, work: Callable[[Kernel, Applier], T]) -> T:
+        """What some work with the kernel and the applier comes to."""
+        return work(self._kernel, self._applier)
+
+    def restart(self) -> None:
+        """End the applier and start another one."""
+        self._start()
+
+    def _start(self) -> None:
+        self._kernel = FakeKernel(self.kernel)
+        self._applier = Applier(self._kernel, lambda: 0.0)
 
 
 class Mesh(Generic[Host]):

@@ -17,6 +17,7 @@ from schemas.plan import HostPlan, Unit, digest_of, unit_tag
 from schemas.status import ApplyReport, Outcome, Timings, TunnelHealth, UnitReport
 from services.applier.encryption import encryption_now
 from services.applier.health import found_withdrawn
+from services.applier.keys import settle
 from services.applier.lookups import Addresses, as_known
 from services.applier.steps import is_guard, order
 from services.applier.turn import STRAY, Failure, Result, Scope, Turn
@@ -127,6 +128,10 @@ class Applier:
         capabilities = self._kernel.capabilities()
         times = Timings(reported_s=self._now())
         return ApplyReport(plan.cluster, plan.host, epoch, generation, units, 0, times, capabilities, self._tunnels)
+
+    def settle_keys(self, plan: HostPlan) -> bool:
+        """Let go of private keys that no device has any more; whether any went."""
+        return settle(self._kernel, plan, {key for unit in self._held.values() for key in unit})
 
     def uses_key(self) -> bool:
         """Whether a WireGuard device of ours is in the kernel, read now."""

@@ -14,8 +14,9 @@ import structlog
 
 from schemas.host_objects import WireguardLink, WireguardPeer
 from schemas.plan import HostPlan
-from schemas.status import Peers
+from schemas.status import Greetings, Peers
 from schemas.values import Endpoint
+from services.applier.greetings import greetings
 from services.applier.lookups import Names, addresses_of
 from services.kernel.peers import FRESH_HANDSHAKE_S
 from services.kernel.port import PeerSeen
@@ -24,6 +25,8 @@ from services.runtime.metrics import Metrics
 from services.runtime.retries import backoff_s
 
 PERIOD_S = 10.0
+TURNING_PERIOD_S = 1.0
+"""While there are two devices: somebody waits for handshakes."""
 _LOOKUPS = 8
 """How many names are looked up at once."""
 _NAMES_TOLD = 8
@@ -44,7 +47,7 @@ class PeerWatch:
         metrics: Metrics,
         peers: Callable[[Collection[str]], Awaitable[Seen]],
         moved: Callable[[], None],
-        changed: Callable[[Peers], None],
+        changed: Callable[[Peers, Greetings], None],
     ) -> None:
         self._metrics = metrics
         self._peers = peers
@@ -59,6 +62,11 @@ class PeerWatch:
         """Those of them that are names."""
         self._stale: frozenset[Endpoint] = frozenset()
         self._counts = (0, 0, 0, 0)
+        self._made: HostPlan | None = None
+        """The plan that the last turn made: what is seen is of this one."""
+        self._made_s = 0.0
+        """Since when there are the devices that there are."""
+        self._greetings = Greetings()
         self._asked: set[str] = set()
         self._free = asyncio.Semaphore(_LOOKUPS)
         self._wake = asyncio.Event()
@@ -68,15 +76,23 @@ class PeerWatch:
         if plan is not self._plan:
             self._plan = plan
             objects = plan.objects().values()
-            self._links = tuple(item.name for item in objects if isinstance(item, WireguardLink))
+            self._links = _links(plan)
             peers = [item for item in objects if isinstance(item, WireguardPeer)]
             self._planned = {(item.link, item.public_key): item.endpoint for item in peers if item.endpoint is not None}
             self._named = {key: endpoint for key, endpoint in self._planned.items() if endpoint.name}
             self._names.watch(self._named.values())
             self._stale &= frozenset(self._named.values())
-            if self._named:
+            if self._named or len(self._links) > 1:
                 self._wake.set()
         return self._names.addresses()
+
+    def made(self, plan: HostPlan) -> None:
+        """Note that a turn has ended, and was for `plan`: handshakes are those of its devices and peers from now on."""
+        if plan is self._made:
+            return
+        if self._made is None or _links(plan) != _links(self._made):
+            self._made_s = time.time()
+        self._made, self._greetings = plan, Greetings()
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -90,7 +106,8 @@ class PeerWatch:
                         self._asked.add(name)
                         group.create_task(self._look_up(name), name=f"lookup {name}")
                 due_s = self._names.next_s() if not self._asked else None
-                wait_s = PERIOD_S if due_s is None else min(PERIOD_S, max(0.0, due_s - loop.time()))
+                period_s = PERIOD_S if len(self._links) < 2 else TURNING_PERIOD_S  # noqa: PLR2004 - more than one
+                wait_s = period_s if due_s is None else min(period_s, max(0.0, due_s - loop.time()))
                 try:
                     async with asyncio.timeout(wait_s):
                         await self._wake.wait()
@@ -102,10 +119,11 @@ class PeerWatch:
         try:
             self._count(await self._peers(self._links) if self._links else {})
         except MeshmarkError as error:
+            self._greetings = Greetings()
             _log.warning("peers_unknown", error=str(error))
         waiting = self._names.waiting()
         reasons = tuple(f"{name}: {reason}" if reason else name for name, reason in waiting.items())
-        self._changed(Peers(*self._counts, len(waiting), reasons[:_NAMES_TOLD]))
+        self._changed(Peers(*self._counts, len(waiting), reasons[:_NAMES_TOLD]), self._greetings)
 
     def _count(self, seen: Seen) -> None:
         now_s, addresses = time.time(), self._names.addresses()
@@ -116,6 +134,8 @@ class PeerWatch:
         roamed = sum((place := places.get(key)) is not None and place != peer.endpoint for key, peer in fresh.items())
         self._stale = frozenset(endpoint for key, endpoint in self._named.items() if key not in fresh)
         self._counts = len(every), len(fresh), stale, roamed
+        if self._plan is self._made and self._plan is not None:
+            self._greetings = greetings(self._plan.objects().values(), seen, now_s, self._made_s)
         for state, count in (("fresh", len(fresh)), ("stale", stale), ("never", len(every) - len(fresh) - stale)):
             self._metrics.peers.labels(state).set(count)
 
@@ -135,3 +155,7 @@ class PeerWatch:
         finally:
             self._asked.discard(name)
             self._wake.set()
+
+
+def _links(plan: HostPlan) -> tuple[str, ...]:
+    return tuple(item.name for item in plan.objects().values() if isinstance(item, WireguardLink))

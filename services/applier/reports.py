@@ -16,16 +16,18 @@ from msgspec.structs import replace
 from schemas import codec, subjects
 from schemas.host_objects import WireguardLink
 from schemas.in_use import InUse
-from schemas.status import ApplyReport, Peers
+from schemas.status import ApplyReport, Greetings, Peers
 from schemas.topology import PublicKey
-from schemas.values import Key, Name
+from schemas.values import Name
 from services.applier.in_use import collisions
+from services.kernel.port import KeyRing
 from services.runtime import events
 from services.runtime.errors import MeshmarkError, OutcomeUnknown, Transient, Waiting
 from services.runtime.plans import Update
 from services.runtime.service import Context
 
 _KEY_REPEAT_S = 10.0
+_NEXT_REPEAT_S = 60.0
 _ASK_S = 10.0
 """How often the broker is asked whether it still has the last report."""
 
@@ -33,24 +35,26 @@ _log = structlog.get_logger()
 
 
 class Reporter:
-    """Publishes what it is given last. `public_key` reads the host's own, `uses_key` whether a device in the kernel has it."""
+    """Publishes what it is given last. `keys` reads the host's own, `uses_key` whether a device in the kernel has one."""
 
-    def __init__(self, context: Context, public_key: Callable[[], Awaitable[Key]], uses_key: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(self, context: Context, keys: Callable[[], Awaitable[KeyRing]], uses_key: Callable[[], Awaitable[bool]]) -> None:
         self._context = context
         self._cluster, self._host = context.settings.require_host()
-        self._public_key = public_key
+        self._read_keys = keys
         self._uses_key = uses_key
         self._wake = asyncio.Event()
         self._waiting: tuple[ApplyReport, Update] | None = None
         self._last: ApplyReport | None = None
         self._in_use: InUse | None = None
-        self._peers = Peers()
+        self._peers, self._greetings = Peers(), Greetings()
         self._notes_told = True
         self._stranger = False
         self._introduced = 0
         """The epoch of the stranger that was told the public key last."""
         self._key_lacking = False
         self._key_said_s = float("-inf")
+        self._keys_said: KeyRing | None = None
+        """What was said of the host's keys last; nothing yet by this process."""
 
     def put(self, report: ApplyReport, update: Update, *, stranger: bool = False) -> None:
         """Note the report on `update`; it takes the place of one that is not published yet.
@@ -71,11 +75,16 @@ class Reporter:
             self._in_use, self._notes_told = in_use, False
             self._wake.set()
 
-    def note_peers(self, peers: Peers) -> None:
+    def note_peers(self, peers: Peers, greetings: Greetings) -> None:
         """Note how the WireGuard peers are; news of them are told like those of what others use."""
-        if peers != self._peers:
-            self._peers, self._notes_told = peers, False
+        if (peers, greetings) != (self._peers, self._greetings):
+            self._peers, self._greetings, self._notes_told = peers, greetings, False
             self._wake.set()
+
+    def note_keys(self) -> None:
+        """Note that the host's keys are others now: they are published, and with the next report told."""
+        self._notes_told, self._key_lacking = False, True
+        self._wake.set()
 
     async def run(self) -> None:
         """Publish until told to stop."""
@@ -122,14 +131,15 @@ class Reporter:
 
     async def _publish_report(self, report: ApplyReport, update: Update | None) -> None:
         self._notes_told = True
-        report = replace(report, peers=self._peers)
+        ring = await self._keys()
+        report = replace(report, peers=self._peers, greetings=self._greetings, keys=ring.all if ring is not None else ())
         if self._in_use is not None:
             met = collisions(update.plan.objects().values(), self._in_use) if update is not None else ()
             report = replace(report, in_use=self._in_use, collisions=met)
         await self._publish(subjects.status(self._cluster, self._host), codec.encode(report), update)
 
     async def _publish_key(self, update: Update) -> None:
-        """Publish the public key, and again, until the plan shows that the planner knows it.
+        """Publish the public keys once, and again, until the plan shows that the planner knows them.
 
         Not before there is a device: peers would send to a host that does not listen, or to somebody else's port.
         """
@@ -137,18 +147,23 @@ class Reporter:
         self._key_lacking = False
         if not links:
             return
-        key = await self._own_key()
-        if key is None:
+        ring = await self._keys()
+        if ring is None:
             return
-        self._key_lacking = any(link.public_key != key for link in links)
-        is_due = asyncio.get_running_loop().time() - self._key_said_s >= _KEY_REPEAT_S
+        planned = {link.public_key for link in links}
+        is_unknown, is_news = not planned <= set(ring.all), ring != self._keys_said
+        # A key that is to follow may wait for its turn for long, and no plan shows it before.
+        waits = ring.next is not None and ring.next not in planned
+        self._key_lacking = is_unknown or waits or is_news
+        silent_s = asyncio.get_running_loop().time() - self._key_said_s
+        is_due = is_news or silent_s >= (_KEY_REPEAT_S if is_unknown else _NEXT_REPEAT_S)
         if self._key_lacking and is_due and await self._is_key_used():
-            await self._say_key(key, update)
+            await self._say_keys(ring, update)
 
     async def _say_used_key(self, update: Update | None) -> None:
         """Publish the public key if a device has it, whatever the plan says."""
-        if await self._is_key_used() and (key := await self._own_key()) is not None:
-            await self._say_key(key, update)
+        if await self._is_key_used() and (ring := await self._keys()) is not None:
+            await self._say_keys(ring, update)
 
     async def _is_key_used(self) -> bool:
         try:
@@ -157,18 +172,18 @@ class Reporter:
             _log.warning("links_unreadable", error=str(error))
             return False
 
-    async def _own_key(self) -> Key | None:
+    async def _keys(self) -> KeyRing | None:
         try:
-            return await self._public_key()
+            return await self._read_keys()
         except MeshmarkError as error:
             _log.error("no_key", error=str(error))
             return None
 
-    async def _say_key(self, key: Key, update: Update | None) -> None:
-        self._key_said_s = asyncio.get_running_loop().time()
-        item = PublicKey(name=Name(self._host), cluster=Name(self._cluster), key=key)
+    async def _say_keys(self, ring: KeyRing, update: Update | None) -> None:
+        self._key_said_s, self._keys_said = asyncio.get_running_loop().time(), ring
+        item = PublicKey(name=Name(self._host), cluster=Name(self._cluster), key=ring.key, next=ring.next)
         await self._publish(subjects.topology("PublicKey", self._cluster, self._host), codec.encode(item), update)
-        _log.info("public_key_published", key=key)
+        _log.info("public_key_published", key=ring.key, next=ring.next)
 
     async def _publish(self, subject: str, data: bytes, update: Update | None) -> None:
         headers = {events.TRACEPARENT: events.child(update.trace)} if update is not None and update.trace else None

@@ -18,11 +18,12 @@ import structlog
 from msgspec import Struct
 
 from schemas import codec, subjects
-from schemas.commands import Repair, Settled
+from schemas.commands import Repair, Rotate, Settled
 from schemas.in_use import InUse
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport
 from schemas.values import Name
+from services.applier import keys
 from services.applier.core import Applier
 from services.applier.in_use import InUseWatch
 from services.applier.peers import PeerWatch
@@ -84,7 +85,7 @@ class ApplierService:
         self._watch = TunnelWatch(
             context.metrics, lambda links: self._in_thread(lambda: self._applier.handshakes(links)), self._tunnels_changed
         )
-        self._reporter = Reporter(context, lambda: self._in_thread(kernel.public_key), lambda: self._in_thread(self._applier.uses_key))
+        self._reporter = Reporter(context, lambda: self._in_thread(kernel.keys), lambda: self._in_thread(self._applier.uses_key))
         self._peers = PeerWatch(
             context.metrics,
             lambda links: self._in_thread(lambda: self._applier.peers(links)),
@@ -104,6 +105,7 @@ class ApplierService:
                     group.create_task(self._serve("repair", self._repair), name="repair"),
                     group.create_task(self._serve("diff", self._diff), name="diff"),
                     group.create_task(self._serve("encryption", self._encryption), name="encryption"),
+                    group.create_task(self._serve("rotate", self._rotate), name="rotate"),
                     group.create_task(self._watch_kernel(), name="events"),
                     group.create_task(self._watch.run(), name="tunnels"),
                     group.create_task(self._in_use.run(), name="in-use"),
@@ -216,8 +218,17 @@ class ApplierService:
             self._due_s = self._turn_ended_s + backoff_s(self._attempts)
         log = _log.info if report.outcome == "applied" else _log.warning
         log("applied", generation=report.generation, outcome=report.outcome, operations=report.operations)
+        await self._settle_keys(plan)
+        self._peers.made(plan)
         await self._peers.look()
         return report
+
+    async def _settle_keys(self, plan: HostPlan) -> None:
+        try:
+            if await self._in_thread(lambda: self._applier.settle_keys(plan)):
+                self._reporter.note_keys()
+        except MeshmarkError as error:
+            _log.error("no_key", error=str(error))
 
     async def _found_withdrawn(self, plan: HostPlan) -> frozenset[str]:
         """Tunnels that an applier before this one found dead: they stay withdrawn until they have proved that they work."""
@@ -268,6 +279,18 @@ class ApplierService:
         self._requests.append(request)
         self._wake.set()
         return codec.encode(await request.answer)
+
+    async def _rotate(self, body: bytes) -> bytes:
+        """Make the key that is to follow, or take it back; answers with the host's public keys."""
+        try:
+            rotate = codec.decode(body or b"{}", Rotate)
+        except codec.DecodeError as error:
+            msg = f"rotate: {error}"
+            raise MeshmarkError(msg) from None
+        plan = self._require_plan().plan
+        answer = await self._in_thread(lambda: keys.rotated(self._kernel, plan, abort=rotate.abort))
+        self._reporter.note_keys()
+        return codec.encode(answer)
 
     async def _settle(self, _: bytes) -> bytes:
         """Answer once no turn is under way: the kernel's thread takes one work after the other."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from schemas.codec import DecodeError
-from services.cli import accept, daemons, drift, encrypt, explain, objects, plan, purge, status
+from services.cli import accept, daemons, drift, encrypt, explain, objects, plan, purge, rotate, status
 from services.cli.doctor import command as doctor
 from services.cli.lab.app import lab
 from services.cli.output import EXIT_ERROR, console, errors, fail, system_words
@@ -26,7 +26,7 @@ app = App(
     result_action="return_value",
 )
 app.command(lab)
-for module in (objects, plan, status, accept, drift, encrypt, explain, doctor, purge, daemons):
+for module in (objects, plan, status, accept, drift, encrypt, explain, doctor, rotate, purge, daemons):
     module.register(app)
 app.register_install_completion_command()
 

@@ -1,4 +1,4 @@
-"""What objects get once and keep: host numbers, remaps from pools, external addresses of mappings, how far tunnels are rolled out.
+"""What objects get once and keep: host numbers, remaps from pools, external addresses of mappings, how far tunnels and keys are.
 
 An allocation is written once, by compare-and-set, and read back after a restart. The number that a host gets first is a hash of
 its name, so that the same topology leads to the same numbers in any order of arrival, and on paper (``meshmark plan``) as in the lab;
@@ -14,12 +14,13 @@ from typing import Literal
 from msgspec import Struct
 
 from schemas import codec
-from schemas.allocation import Remaps
+from schemas.allocation import Remaps, Rotation
 from schemas.topology import Cluster, Gateway, IpMapping, Node, Peering, Topology
 from schemas.values import Address, Prefix
 from services.planner.external import is_for_sources, mapping_numbers
 from services.planner.layout import HOST_NUMBER_MAX
 from services.planner.remaps import Exhausted, choose, contradicted, recovered
+from services.planner.rotation import ROTATION, is_under_way
 from services.planner.state import Attachment, HostId, PeeringId, State, peering_key
 
 NUMBER: Literal["number"] = "number"
@@ -78,6 +79,9 @@ class Allocations:
         self.remaps: dict[PeeringId, Remaps] = {}
         self.externals: dict[tuple[str, str], External] = {}
         """By cluster and name of the mapping."""
+        self.rotations: dict[HostId, Rotation] = {}
+        self.turning: dict[str, HostId] = {}
+        """By cluster, the node whose change of keys is under way."""
         self._owner: dict[tuple[str, int], HostId] = {}
         self._mapping_with: dict[tuple[str, Address], str] = {}
         self._changed: set[tuple[str, str, str]] = set()
@@ -107,6 +111,24 @@ class Allocations:
         if self.rollouts.get(peering) != value:
             self.rollouts[peering] = value
             self._changed.add((TUNNELS, *peering))
+
+    def put_rotation(self, host: HostId, value: Rotation) -> None:
+        """Take over how far a node's change of keys was."""
+        self.rotations[host] = value
+        if is_under_way(value):
+            self.turning[host.cluster] = host
+
+    def set_rotation(self, host: HostId, value: Rotation | None) -> None:
+        """Note how far a node's change of keys is; None for a node that never made one."""
+        if self.rotations.get(host) == value:
+            return
+        if self.turning.get(host.cluster) == host:
+            del self.turning[host.cluster]
+        if value is not None:
+            self.put_rotation(host, value)
+        else:
+            del self.rotations[host]
+        self._changed.add((ROTATION, *host))
 
     def allocate(self, state: State, items: Iterable[Topology]) -> None:
         """Give `items` what they need and do not have yet, and forget what they need and is merely kept.
@@ -155,12 +177,14 @@ class Allocations:
         if peering_key(peering) not in self.remaps:
             self._set_remaps(peering_key(peering), recovered(state, peering, held))
 
-    def value(self, what: str, cluster: str, name: str) -> Number | External | Remaps | Rollout | None:
+    def value(self, what: str, cluster: str, name: str) -> Number | External | Remaps | Rollout | Rotation | None:
         """What is to be written for a change; None for what is gone."""
         if what == NUMBER:
             return self.numbers.get(HostId(cluster, name))
         if what == REMAPS:
             return self.remaps.get((cluster, name))
+        if what == ROTATION:
+            return self.rotations.get(HostId(cluster, name))
         return self.externals.get((cluster, name)) if what == EXTERNAL else self.rollouts[cluster, name]
 
     def restore(self, what: str, cluster: str, name: str, payload: bytes) -> None:
@@ -169,6 +193,8 @@ class Allocations:
             self.put_number(HostId(cluster, name), codec.decode(payload, Number))
         elif what == REMAPS:
             self.remaps[cluster, name] = codec.decode(payload, Remaps)
+        elif what == ROTATION:
+            self.put_rotation(HostId(cluster, name), codec.decode(payload, Rotation))
         elif what == EXTERNAL:
             self.put_external((cluster, name), codec.decode(payload, External))
         else:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from schemas.codec import DecodeError
 from schemas.in_use import InUse
-from schemas.plan import HostPlan, diff_units, digest_of
+from schemas.plan import HostPlan, diff_units, digest_of, mesh_unit
 from schemas.status import ApplyReport, Refusal
 from schemas.topology import KINDS, Gateway, Node, Peering, Topology, decode_topology
 from schemas.values import Name, Prefix
@@ -23,6 +23,7 @@ from services.planner.allocate import NOTHING, Allocations, Rollout, advance, pe
 from services.planner.compile import Compiler, gateway
 from services.planner.compile.parts import unit_name
 from services.planner.remaps import Exhausted
+from services.planner.rotations import Rotations
 from services.planner.state import Attachment, HostId, State
 from services.planner.step import Claim, Step
 
@@ -88,11 +89,12 @@ class Core:
 
     def __init__(self) -> None:
         self.allocations = Allocations()
-        self.state = State(remaps=self.allocations.remaps)
+        self.state = State(remaps=self.allocations.remaps, rotations=self.allocations.rotations)
         self.sequences: dict[str, int] = {}
         self.published: dict[HostId, HostPlan] = {}
         self.reports: dict[HostId, ApplyReport] = {}
         self._compiler = Compiler(self.state, self.allocations)
+        self._rotations = Rotations(self.state, self.allocations, self.reports, self._holds_mesh)
         self._claims: dict[HostId, Claim] = {}
         self._pending: dict[str, Pending] = {}
         self._blocked: dict[frozenset[str], _Moment] = {}
@@ -109,6 +111,7 @@ class Core:
             self.sequences[item.ref] = sequence
         for joined in self.state.peerings.values():
             self.allocations.recover(self.state, joined, [_translations(Attachment(joined, place), published) for place in (0, 1)])
+        self._rotations.recover(published)
         self.allocations.allocate(self.state, list(self.state.objects.values()))
         self.published.update(published)
         for report in reports.values():
@@ -170,6 +173,8 @@ class Core:
         A host's first plan is one, even when there is nothing for it to hold: it answers for that, and is known not to be silent.
         """
         self._advance_rollouts()
+        for host in self._rotations.advance():
+            self._dirty |= self._compiler.turn(host)
         found = []
         for host in sorted(self._dirty | self._claims.keys()):
             plan = self._compiler.plan(host)
@@ -272,6 +277,8 @@ class Core:
             self.state.remove(key.ref)
             self.sequences[key.ref] = max(said.sequence, self.sequences.get(key.ref, 0))
             self._dirty |= self._compiler.refresh([key])
+            if self._rotations.forget(host):
+                self._dirty |= self._compiler.turn(host)
             outcome.admitted.append(Admitted(key.ref, None, said))
 
     def _retry_reported(self, outcome: Outcome) -> None:
@@ -369,11 +376,16 @@ class Core:
 
     def _in_sync(self, attachment: Attachment) -> bool:
         """True when the end holds the very unit that is published and still wanted."""
-        plan, report = self.published.get(attachment.host), self.reports.get(attachment.host)
+        return self._holds(attachment.host, unit_name(attachment))
+
+    def _holds_mesh(self, host: HostId) -> bool:
+        return self._holds(host, mesh_unit(host.cluster))
+
+    def _holds(self, host: HostId, unit: str) -> bool:
+        plan, report = self.published.get(host), self.reports.get(host)
         if plan is None or report is None:
             return False
-        unit = unit_name(attachment)
-        wanted = self._compiler.plan(attachment.host).units.get(unit)
+        wanted = self._compiler.unit(host, unit)
         published = plan.units.get(unit)
         if wanted is None or published is None:
             return False

@@ -20,6 +20,16 @@ ROAMING_KEEPALIVE_SECONDS = 25
 """A node whose place others learn from its packets is forgotten by what translates them when it sends none."""
 
 
+TURNING_KEEPALIVE_SECONDS = 5
+"""While a node changes its key: peers that have nothing to say shake hands all the same, and those that are away are known by it."""
+PORT_MAX = 65535
+
+
+def ports(cluster: Cluster) -> tuple[int, int]:
+    """The UDP ports of a node's WireGuard devices: the one that is always there, and the one beside it while keys change."""
+    return cluster.wireguard.port, cluster.wireguard.port + 1
+
+
 def pod_families(cluster: Cluster) -> tuple[Family, ...]:
     """The families of what pods send, IPv4 first."""
     found = {prefix.family for prefix in cluster.pod_prefixes}
@@ -87,6 +97,13 @@ def endpoints(cluster: Cluster, node: Node) -> tuple[Endpoint, ...]:
     if node.endpoint is not None:
         return (node.endpoint,)
     return tuple(Endpoint.at(address, cluster.wireguard.port) for address in node.addresses)
+
+
+def endpoint_beside(place: Endpoint | None) -> Endpoint | None:
+    """Where a node's second device is, whose first one is at `place`: at the next port. None where that is to be learned."""
+    if place is None or place.port == PORT_MAX:
+        return None
+    return place.moved(1)
 
 
 def endpoint(cluster: Cluster, families: Iterable[Family], there: Node) -> Endpoint | None:

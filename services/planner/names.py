@@ -19,7 +19,9 @@ MESH_LINK_PREFIX = "mm."
 ENCRYPTION_LINK_PREFIX = "me."
 OWN_LINK_PREFIXES = (OVERLAY_LINK_PREFIX, TUNNEL_LINK_PREFIX, MESH_LINK_PREFIX, ENCRYPTION_LINK_PREFIX)
 ENCRYPTION_LINK = f"{ENCRYPTION_LINK_PREFIX}0"
-"""A node's WireGuard device; a second one is beside it while keys change."""
+"""A node's WireGuard device."""
+ENCRYPTION_LINK_BESIDE = f"{ENCRYPTION_LINK_PREFIX}1"
+"""The one beside it while a node of the cluster changes its key."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HASH_CHARACTERS = 10
 _FIREWALL = "fw"

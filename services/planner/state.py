@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from schemas.allocation import Remaps
+from schemas.allocation import Remaps, Rotation
 from schemas.in_use import InUse
 from schemas.objects import PassThrough
 from schemas.topology import Cluster, Gateway, IpMapping, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
@@ -90,11 +90,18 @@ def _forget(index: dict[_Key, _Value], key: _Key, value: _Value) -> None:
 class State:
     """Admitted objects by reference (``Kind/cluster/name``). `put` and `remove` keep the indexes right.
 
-    `remaps` are those that peerings got from pools: the allocations' own, which write them (``Allocations.remaps``).
+    `remaps` are those that peerings got from pools, `rotations` how far nodes' changes of keys are: the allocations' own, which write them
+    (``Allocations.remaps``, ``Allocations.rotations``).
     """
 
-    def __init__(self, objects: Iterable[Topology] = (), remaps: dict[PeeringId, Remaps] | None = None) -> None:
+    def __init__(
+        self,
+        objects: Iterable[Topology] = (),
+        remaps: dict[PeeringId, Remaps] | None = None,
+        rotations: Mapping[HostId, Rotation] | None = None,
+    ) -> None:
         self.remaps: dict[PeeringId, Remaps] = {} if remaps is None else remaps
+        self.rotations: Mapping[HostId, Rotation] = {} if rotations is None else rotations
         self.in_use: dict[HostId, InUse] = {}
         """What hosts report as used by others, of those that report anything: for what is to be admitted, and of no plan's making."""
         self.objects: dict[str, Topology] = {}
@@ -105,6 +112,8 @@ class State:
         self.pods: dict[str, dict[str, Pod]] = defaultdict(dict)
         self.pods_by_node: dict[HostId, set[str]] = defaultdict(set)
         self.keys: dict[HostId, PublicKey] = {}
+        self.changing: dict[str, set[str]] = defaultdict(set)
+        """By cluster, the hosts that have said which key is to follow theirs."""
         self.attachments: dict[str, dict[str, Attachment]] = defaultdict(dict)
         self.mappings: dict[str, Mappings] = defaultdict(Mappings)
         self.rings: dict[str, Ring] = defaultdict(Ring)
@@ -137,7 +146,7 @@ class State:
             case Gateway():
                 self.gateways[item.cluster][item.name] = item
             case PublicKey():
-                self.keys[HostId(item.cluster, item.name)] = item
+                self._put_key(item)
             case Peering():
                 self.peerings[item.ref] = item
                 for index, end in enumerate(item.ends):
@@ -164,6 +173,7 @@ class State:
                 _forget(self._hosts_by_link, (item.cluster, overlay_link(item.name)), item)
             case PublicKey():
                 del self.keys[HostId(item.cluster, item.name)]
+                self.changing[item.cluster].discard(item.name)
             case Peering():
                 del self.peerings[item.ref]
                 for index, end in enumerate(item.ends):
@@ -174,6 +184,11 @@ class State:
                 for address in item.addresses:
                     _forget(self._addresses, (item.cluster, address), item.ref)
         return item
+
+    def _put_key(self, item: PublicKey) -> None:
+        self.keys[HostId(item.cluster, item.name)] = item
+        if item.next is not None:
+            self.changing[item.cluster].add(item.name)
 
     def _put_choice(self, item: Topology) -> None:
         """Index mappings, and what is chosen from for them."""
@@ -195,7 +210,7 @@ class State:
             self.mappings[item.home].by_leader = None
 
     def copy(self) -> State:
-        found = State(self.objects.values(), dict(self.remaps))
+        found = State(self.objects.values(), dict(self.remaps), self.rotations)
         found.in_use = self.in_use
         return found
 

@@ -37,8 +37,9 @@ class Encrypting(Struct, frozen=True):
         return is_outer and all(any(end in node.addresses for node in self.nodes) for end in ends)
 
     def is_encrypted(self, packet: Packet) -> bool:
-        ports = packet.source_port, packet.destination_port
-        return packet.protocol == socket.IPPROTO_UDP and self.cluster.wireguard.port in ports
+        port = self.cluster.wireguard.port  # the next one is the second device's, while a key changes
+        used = {packet.source_port, packet.destination_port}
+        return packet.protocol == socket.IPPROTO_UDP and not used.isdisjoint((port, port + 1))
 
     def _runs(self, address: Address) -> str:
         """The node that an address of pods is on, if that encrypts: the pod's own, else the one whose prefix it is in."""

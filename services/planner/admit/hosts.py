@@ -139,6 +139,13 @@ def public_key(item: PublicKey, state: State) -> Iterator[Problem]:
             "$.name",
             f"Gateway/{item.cluster}/{item.name}",
         )
+    if item.next == item.key:
+        yield Problem("the key that is to follow is the same; leave `next` out", "$.next", retry=False)
+    rotation = state.rotations.get(host)
+    if rotation is not None and item.key in rotation.retired:
+        reason = "the host had this key before it changed it; an old copy is not taken (for another one, remove the host's key file)"
+        yield Problem(reason, "$.key", retry=False)
     for other_host, other in state.keys.items():
-        if other.key == item.key and other_host != host:
-            yield Problem(f"the key is {other.ref}'s; every host has a key of its own", "$.key", other.ref)
+        for field, key in (("$.key", item.key), ("$.next", item.next)) if other_host != host else ():
+            if key is not None and key in (other.key, other.next):
+                yield Problem(f"the key is {other.ref}'s; every host has a key of its own", field, other.ref)

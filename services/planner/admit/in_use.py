@@ -22,7 +22,7 @@ from services.planner.admit.problem import Problem
 from services.planner.compile.firewall import mark_bits
 from services.planner.compile.passing import selected
 from services.planner.compile.routing import priority_of, table_of
-from services.planner.mesh import is_meant_to_encrypt
+from services.planner.mesh import is_meant_to_encrypt, ports
 from services.planner.state import Attachment, HostId, State
 
 _MARKS = "write other bits, by a mask, or take theirs away"
@@ -114,7 +114,7 @@ def _mesh(cluster: Cluster, node: Node) -> Iterator[tuple[Number, str, str]]:
         yield Number("priority", layout.RULE_MESH), "$.routing", _OVERLAY
     if is_meant_to_encrypt(cluster, node):
         yield Number("mark", cluster.marks.mask), "$.marks", _FIELD
-        yield Number("port", cluster.wireguard.port), "$.wireguard.port", _ANOTHER
+        yield from ((Number("port", port), "$.wireguard.port", _ANOTHER) for port in ports(cluster))
         yield Number("table", layout.ENCRYPT_TABLE), "$.encryption", _ENCRYPTION
         for priority in (layout.RULE_ENCRYPT, layout.RULE_OWN_ENCRYPT):
             yield Number("priority", priority), "$.encryption", _ENCRYPTION

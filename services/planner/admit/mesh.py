@@ -24,9 +24,12 @@ def cluster(item: Cluster) -> Iterator[tuple[str, str]]:
     """What a cluster gets wrong by itself: reason and field."""
     if item.encryption == "none" and item.routing == "native":
         return
+    if item.encryption == "wireguard" and item.wireguard.port == mesh.PORT_MAX:
+        yield "the next port is taken, too, while keys change; give 65534 at the most", "$.wireguard.port"
     for overlay, port in layout.OVERLAY_PORT.items():
-        if item.wireguard.port == port:
-            yield f"{port} is the port of {overlay} overlays", "$.wireguard.port"
+        if port in mesh.ports(item):
+            words = "" if item.wireguard.port == port else ", and it is taken, too, while keys change"
+            yield f"{port} is the port of {overlay} overlays{words}", "$.wireguard.port"
     taken = layout.WIREGUARD_OVERHEAD_BYTES[IPV4] if item.encryption == "wireguard" else 0
     taken += layout.OVERLAY_OVERHEAD_BYTES[IPV4] if item.routing == "overlay" else 0
     if IPV6 in mesh.pod_families(item) and item.mtu - taken < IPV6_MTU_MIN:

@@ -39,8 +39,9 @@ from services.planner.compile import control
 from services.planner.compile.gateway import guard, overlay_port
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
 from services.planner.families import overlay_address
+from services.planner.rotation import Lane, Turn
 
-_LINK = names.ENCRYPTION_LINK
+_LINK, _BESIDE = names.ENCRYPTION_LINK, names.ENCRYPTION_LINK_BESIDE
 DEVICES, OVERLAY = f"{names.ENCRYPTION_LINK_PREFIX}*", f"{names.MESH_LINK_PREFIX}*"
 _DROP = (Counter(), Verdict("drop"))
 _INTO_CRYPTO = Comment(Point("to-crypto", "inner").comment("into the device"))
@@ -57,19 +58,20 @@ NEIGHBOURS: Rule = (
 """Neighbours on the underlay ask for each other: in a tunnel, nobody would be found any more."""
 
 
-def device(cluster: Cluster, node: Node, number: int, key: Key | None) -> Iterator[PlanObject]:
-    """The WireGuard device, which is there before the node's key is known: its applier then publishes that."""
-    yield WireguardLink(_LINK, cluster.wireguard.port, mesh.device_mtu(cluster, node), key, cluster.marks.encrypted)
+def device(cluster: Cluster, node: Node, number: int, key: Key | None, *, beside: bool = False) -> Iterator[PlanObject]:
+    """The WireGuard device, which is there before the node's key is known: its applier then publishes that. Or the one `beside` it."""
+    link, port = (_BESIDE if beside else _LINK), mesh.ports(cluster)[beside]
+    yield WireguardLink(link, port, mesh.device_mtu(cluster, node), key, cluster.marks.encrypted)
     for family in steered(cluster, node):
         # Without an IPv4 address of its own a device that checks reverse paths takes nothing in.
         address = _device_address(cluster, node, number, family)
-        yield LinkAddress(_LINK, address, address.host_prefix.length)
+        yield LinkAddress(link, address, address.host_prefix.length)
         if family == IPV4:
-            yield Sysctl(f"net/ipv4/conf/{_LINK}/rp_filter", "2")
+            yield Sysctl(f"net/ipv4/conf/{link}/rp_filter", "2")
 
 
-def base(cluster: Cluster, node: Node, number: int) -> Iterator[PlanObject]:
-    """What leads packets into the device.
+def base(cluster: Cluster, node: Node, number: int, link: str) -> Iterator[PlanObject]:
+    """What leads packets into the device `link`.
 
     It is there before the node's key is known, and then lets all out: nothing that could hold packets up is made when peers come.
     """
@@ -81,7 +83,7 @@ def base(cluster: Cluster, node: Node, number: int) -> Iterator[PlanObject]:
     for family in steered(cluster, node):
         yield guard(layout.ENCRYPT_TABLE, EVERYWHERE[family])
         source = _device_address(cluster, node, number, family)
-        yield Route(layout.ENCRYPT_TABLE, EVERYWHERE[family], hops=(NextHop(_LINK),), source=source)
+        yield Route(layout.ENCRYPT_TABLE, EVERYWHERE[family], hops=(NextHop(link),), source=source)
         yield PolicyRule(layout.RULE_ENCRYPT, layout.ENCRYPT_TABLE, marks.encrypt, marks.mask, family=family)
     if cluster.routing == "native":
         for prefix in cluster.pod_prefixes:
@@ -107,21 +109,44 @@ def allowed(cluster: Cluster, there: Node, number: int, pods: Iterable[Address])
 
 
 def peer(
-    cluster: Cluster, families: Iterable[Family], there: Node, key: Key, prefixes: tuple[Prefix, ...], *, roams: bool
+    cluster: Cluster, families: Iterable[Family], there: Node, lane: Lane, prefixes: tuple[Prefix, ...], *, roams: bool, turns: bool
 ) -> WireguardPeer:
-    """Another node as a peer of one with underlay addresses of `families`, which `roams` or not."""
+    """Another node as a peer of one with underlay addresses of `families`, which `roams` or not.
+
+    When one of the two `turns` to another key, they say so often that they are there, whatever else they send.
+    """
     keepalive = cluster.wireguard.keepalive_seconds or (mesh.ROAMING_KEEPALIVE_SECONDS if roams else 0)
-    return WireguardPeer(_LINK, key, mesh.endpoint(cluster, families, there), prefixes, keepalive)
+    if turns:
+        keepalive = min(keepalive or mesh.TURNING_KEEPALIVE_SECONDS, mesh.TURNING_KEEPALIVE_SECONDS)
+    place = mesh.endpoint(cluster, families, there)
+    endpoint = place if lane.link == _LINK else mesh.endpoint_beside(place)
+    return WireguardPeer(lane.link, lane.key, endpoint, prefixes, keepalive)
 
 
-def way_to(cluster: Cluster, there: Node, number: int) -> Iterator[PlanObject]:
-    """The way to a node that encrypts, besides the default one, and what says so."""
-    table = names.mesh_table(cluster.name)
+def said_of(cluster: Cluster, families: Iterable[Family], there: Node) -> Iterator[PlanObject]:
+    """What says that a node encrypts, to one with underlay addresses of `families`."""
     if speaks_of_nodes(cluster):
-        yield from (NftElement(table, f"encnodes{WORDS[address.family].suffix}", address) for address in there.addresses)
+        table, known = names.mesh_table(cluster.name), set(families)
+        for address in there.addresses:
+            if address.family in known:
+                yield NftElement(table, f"encnodes{WORDS[address.family].suffix}", address)
+
+
+def way_to(cluster: Cluster, there: Node, number: int, link: str) -> Iterator[PlanObject]:
+    """The way to a node that encrypts, besides the default one."""
     for address in _overlay_sources(cluster, there, number):
         yield guard(MAIN_TABLE, address.host_prefix)
-        yield Route(MAIN_TABLE, address.host_prefix, hops=(NextHop(_LINK),))
+        yield Route(MAIN_TABLE, address.host_prefix, hops=(NextHop(link),))
+
+
+def way_beside(cluster: Cluster, families: Iterable[Family], there: Node, turn: Turn) -> Iterator[PlanObject]:
+    """The way to a node that changes its key, while it is not the default one. `families` are those that are spoken with it."""
+    if turn.link == _LINK:
+        return
+    prefixes = list(there.pod_prefixes) if cluster.routing == "native" else []
+    if cluster.routing == "overlay" or cluster.wireguard.nodes:
+        prefixes += [address.host_prefix for address in there.addresses if address.family in families]
+    yield from (Route(layout.ENCRYPT_TABLE, prefix, hops=(NextHop(turn.link),)) for prefix in prefixes)
 
 
 def let_out(cluster: Cluster, there: Node) -> Iterator[PlanObject]:
@@ -137,13 +162,13 @@ def pod_here(cluster: Cluster, address: Address) -> Iterator[PlanObject]:
         yield Route(layout.ENCRYPT_TABLE, address.host_prefix, "throw")
 
 
-def pod_there(cluster: Cluster, address: Address, *, encrypted: bool) -> Iterator[PlanObject]:
-    """A pod of another node, at an address that may be inside the prefixes of any node."""
+def pod_there(cluster: Cluster, address: Address, link: str | None) -> Iterator[PlanObject]:
+    """A pod of another node, at an address that may be inside the prefixes of any node. `link` leads there; None where none does."""
     if cluster.routing != "native":
         return
-    if encrypted:
+    if link is not None:
         yield NftElement(names.mesh_table(cluster.name), f"roaming{WORDS[address.family].suffix}", address)
-        yield Route(layout.ENCRYPT_TABLE, address.host_prefix, hops=(NextHop(_LINK),))
+        yield Route(layout.ENCRYPT_TABLE, address.host_prefix, hops=(NextHop(link),))
     else:
         yield Route(layout.ENCRYPT_TABLE, address.host_prefix, "throw")
 
@@ -164,6 +189,11 @@ def speaks_of_nodes(cluster: Cluster) -> bool:
 def wears(cluster: Cluster, value: int, op: str = "==") -> Match:
     """A match on a value of the cluster's field in packets' marks."""
     return Match("meta mark", (f"{value:#x}",), "==" if op == "==" else "!=", cluster.marks.mask)
+
+
+def _ports(cluster: Cluster) -> tuple[str, ...]:
+    """Both ports of WireGuard, whether there is a second device or not: no rule changes when keys do."""
+    return tuple(map(str, mesh.ports(cluster)))
 
 
 def _device_address(cluster: Cluster, node: Node, number: int, family: Family) -> Address:
@@ -220,17 +250,17 @@ def _arrivals(cluster: Cluster, node: Node) -> Iterator[Rule]:
     yield (Match("iifname", (DEVICES,)), Counter(), SetMark(marks.decrypted, marks.mask), _OUT_OF_CRYPTO)
     if cluster.routing == "overlay":
         yield (Match("iifname", (OVERLAY,)), Counter(), _OUT_OF_OVERLAY)
-    own = (Match("udp dport", (str(cluster.wireguard.port),)), Match("fib daddr type", ("local",)))
+    own = (Match("udp dport", _ports(cluster)), Match("fib daddr type", ("local",)))
     yield (Match("iifname", (node.uplink,)), *own, Counter(), _IN_ENCRYPTED)
 
 
 def _notrack(cluster: Cluster, table: str) -> Iterator[PlanObject]:
     """Outer packets stay out of connection tracking. A peer may be found at any port, so those that leave are known by their source's."""
     arrives, leaves = Match("fib daddr type", ("local",)), Match("fib saddr type", ("local",))
-    port, overlay = str(cluster.wireguard.port), (overlay_port(cluster),) if cluster.routing == "overlay" else ()
-    leaving = [(leaves, Match("udp sport", (port,)), Notrack())]
+    ports, overlay = _ports(cluster), (overlay_port(cluster),) if cluster.routing == "overlay" else ()
+    leaving = [(leaves, Match("udp sport", ports), Notrack())]
     leaving += [(leaves, Match("udp dport", (each,)), Notrack()) for each in overlay]
-    arriving = (arrives, Match("udp dport", (*overlay, port)), Notrack())
+    arriving = (arrives, Match("udp dport", (*overlay, *ports)), Notrack())
     yield NftChain(table, "notrack_in", (arriving,), "filter", "prerouting", layout.PRIORITY_RAW)
     yield NftChain(table, "notrack_out", tuple(leaving), "filter", "output", layout.PRIORITY_RAW)
 
@@ -287,7 +317,7 @@ def _leave(cluster: Cluster, node: Node) -> Iterator[Rule]:
     marks = cluster.marks
     # Loops: WireGuard's own packets have no business in WireGuard, be they known by mark or by port.
     yield (INTO_DEVICE, wears(cluster, marks.encrypted), *_DROP)
-    yield (INTO_DEVICE, Match("udp sport", (str(cluster.wireguard.port),)), Match("fib saddr type", ("local",)), *_DROP)
+    yield (INTO_DEVICE, Match("udp sport", _ports(cluster)), Match("fib saddr type", ("local",)), *_DROP)
     yield (INTO_DEVICE, Counter(), _INTO_CRYPTO)
     if cluster.routing == "overlay":
         yield (Match("oifname", (OVERLAY,)), Counter(), SetMark(marks.encrypt, marks.mask), _INTO_OVERLAY)

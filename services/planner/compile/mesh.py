@@ -14,16 +14,18 @@ from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
 from schemas.plan import Entry, SummedUnit
 from schemas.topology import Cluster, Node, Pod, PublicKey, Topology
 from schemas.values import Family
-from services.planner import mesh
+from services.planner import mesh, names, rotation
 from services.planner.allocate import Allocations
 from services.planner.compile import encryption, mesh_overlay, strict
+from services.planner.rotation import Turn
 from services.planner.state import HostId, State
 
 
 class _View(NamedTuple):
     """What of a node's own decides how it sees others: `is_meant` to encrypt it has the device, and `encrypts` once its key is known.
 
-    `host` is its name where it sees a pod of its own, `link` itself and its number where it has a link of its own to each node.
+    `host` is its name where it sees a pod of its own, `link` itself and its number where it has a link of its own to each node, `turn` its
+    change of keys.
     """
 
     families: tuple[Family, ...]
@@ -32,6 +34,7 @@ class _View(NamedTuple):
     roams: bool
     host: str = ""
     link: tuple[Node, int] | None = None
+    turn: Turn | None = None
 
 
 class _Seat(NamedTuple):
@@ -72,6 +75,14 @@ class Meshes:
             self._made[item.home].pop(source, None)
         return sources
 
+    def turned(self, host: HostId) -> set[str]:
+        """Forget the parts that a node's change of keys is in; returns their sources."""
+        node = self._state.nodes[host.cluster].get(host.name)
+        sources = {f"Node/{host.cluster}/{host.name}", *(self._moved(node) if node is not None else ())}
+        for source in sources:
+            self._made[host.cluster].pop(source, None)
+        return {"", *sources}
+
     def parts(self, host: HostId) -> Iterator[tuple[str, SummedUnit]]:
         """All parts that a node has, with their sources."""
         seat = self._seat(host)
@@ -94,7 +105,14 @@ class Meshes:
         families, is_meant = mesh.underlay_families(node), mesh.is_meant_to_encrypt(cluster, node)
         has_links = cluster.routing == "overlay" and cluster.overlay == "geneve"
         link = (node, self._allocations.number(host)) if has_links else None
-        return _Seat(cluster, node, _View(families, is_meant, mesh.encrypts(self._state, node), node.roaming, link=link))
+        turn = self._turn(cluster)
+        own = turn if turn is not None and turn.node == node.name else None
+        return _Seat(cluster, node, _View(families, is_meant, mesh.encrypts(self._state, node), node.roaming, link=link, turn=own))
+
+    def _turn(self, cluster: Cluster) -> Turn | None:
+        """The change of keys that is under way in a cluster."""
+        host = self._allocations.turning.get(cluster.name)
+        return rotation.turn(host.name, self._allocations.rotations[host]) if host is not None else None
 
     def _part(self, seat: _Seat, source: str) -> SummedUnit:
         cluster, node, view = seat
@@ -105,10 +123,15 @@ class Meshes:
             view = view._replace(host=node.name if item.node == node.name else "", link=None)
         elif not isinstance(item, Node) or item.name == node.name:
             return _NOTHING
+        if view.turn is not None:  # nobody else sees others like that, and this one not for long
+            return self._seen(cluster, view, item)
         made = self._made[cluster.name][source]
         if view not in made:
-            made[view] = self._node(cluster, view, item) if isinstance(item, Node) else self._pod(cluster, view, item)
+            made[view] = self._seen(cluster, view, item)
         return made[view]
+
+    def _seen(self, cluster: Cluster, view: _View, item: Node | Pod) -> SummedUnit:
+        return self._node(cluster, view, item) if isinstance(item, Node) else self._pod(cluster, view, item)
 
     # Which pods roam ------------------------------------------------------------------------------------------------------------------
 
@@ -141,8 +164,13 @@ class Meshes:
         if cluster.routing == "overlay":
             objects += mesh_overlay.base(cluster, node, number)
         if mesh.is_meant_to_encrypt(cluster, node):
-            objects += encryption.device(cluster, node, number, key.key if key is not None else None)
-            objects += encryption.base(cluster, node, number)
+            turn = self._turn(cluster)
+            own = turn if turn is not None and turn.node == node.name else None
+            first = own.first if own is not None else key.key if key is not None else None
+            objects += encryption.device(cluster, node, number, first)
+            if turn is not None and turn.second is not None and key is not None:
+                objects += encryption.device(cluster, node, number, own.second if own is not None else key.key, beside=True)
+            objects += encryption.base(cluster, node, number, own.link if own is not None else names.ENCRYPTION_LINK)
             objects += strict.base(cluster, node)
         return _entries(objects, (cluster.ref, node.ref), key)
 
@@ -159,8 +187,14 @@ class Meshes:
         if view.encrypts and key is not None and mesh.encrypts(self._state, there):
             pods = [pod for pod in self._pods_at(there) if mesh.strays(self._state, pod)]
             prefixes = encryption.allowed(cluster, there, number, [address for pod in pods for address in mesh.strays(self._state, pod)])
-            objects.append(encryption.peer(cluster, view.families, there, key.key, prefixes, roams=view.roams))
-            objects += encryption.way_to(cluster, there, number)
+            turn = self._between(cluster, view, there)
+            turns = turn is not None and turn.second is not None
+            for lane in rotation.lanes(turn, there.name, key.key):
+                objects.append(encryption.peer(cluster, view.families, there, lane, prefixes, roams=view.roams, turns=turns))
+            objects += encryption.said_of(cluster, view.families, there)
+            objects += encryption.way_to(cluster, there, number, turn.link if turn is not None else names.ENCRYPTION_LINK)
+            if turn is not None and turn.node == there.name:
+                objects += encryption.way_beside(cluster, view.families, there, turn)
             objects += strict.peer(cluster, there)
             if cluster.routing == "native":
                 refs += [pod.ref for pod in pods]
@@ -168,10 +202,17 @@ class Meshes:
             objects += encryption.let_out(cluster, there)
         return _entries(objects, refs, key)
 
+    def _between(self, cluster: Cluster, view: _View, there: Node) -> Turn | None:
+        """The change of keys of a node or of the one that it sees."""
+        turn = view.turn or self._turn(cluster)
+        return turn if turn is not None and (view.turn is not None or turn.node == there.name) else None
+
     def _pod(self, cluster: Cluster, view: _View, pod: Pod) -> SummedUnit:
         owner = self._state.nodes[cluster.name][pod.node]
         number = self._allocations.number(HostId(cluster.name, owner.name))
         encrypted = view.encrypts and mesh.encrypts(self._state, owner)
+        turn = self._between(cluster, view, owner)
+        link = turn.link if turn is not None else names.ENCRYPTION_LINK
         objects: list[PlanObject] = []
         for address in mesh.strays(self._state, pod):
             if cluster.routing == "overlay":
@@ -180,7 +221,7 @@ class Meshes:
             if view.is_meant and view.host == owner.name:
                 objects += encryption.pod_here(cluster, address)
             elif view.is_meant:
-                objects += encryption.pod_there(cluster, address, encrypted=encrypted)
+                objects += encryption.pod_there(cluster, address, link if encrypted else None)
                 objects += strict.pod(cluster, address, encrypted=encrypted)
         return _entries(objects, (cluster.ref, owner.ref, pod.ref), None)
 
@@ -190,10 +231,6 @@ class Meshes:
 
 
 _NOTHING = SummedUnit({}, 0)
-
-
-def unit_name(cluster: str) -> str:
-    return f"mesh/{cluster}"
 
 
 def _entries(objects: list[PlanObject], because: Iterable[str], key: PublicKey | None) -> SummedUnit:

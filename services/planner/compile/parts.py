@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
 from schemas.objects import PassThrough
-from schemas.plan import Entry, HostPlan, SummedUnit
+from schemas.plan import Entry, HostPlan, SummedUnit, mesh_unit
 from schemas.topology import DriftPolicy, Gateway, IpMapping, Node, Pod, PublicKey, Topology
 from schemas.values import Name
 from services.planner.allocate import Allocations
-from services.planner.compile import gateway, mapping, mesh, node
+from services.planner.compile import gateway, mapping, node
 from services.planner.compile.mesh import Meshes
 from services.planner.compile.passing import Passing
 from services.planner.compile.passing import unit_name as passed_unit_name
@@ -77,17 +77,26 @@ class Compiler:
                     whole.update(_neighbourhood(self._state, item))
         for cluster, sources in meshed.items():
             for name in self._state.nodes[cluster] if sources else ():
-                single.setdefault(HostId(cluster, name), set()).update(PartId(mesh.unit_name(cluster), source) for source in sources)
+                single.setdefault(HostId(cluster, name), set()).update(PartId(mesh_unit(cluster), source) for source in sources)
         for host in whole:
             self.rebuild(host)
         for host in single.keys() - whole:
             self._update(host, single[host])
         return whole | single.keys() | passed
 
+    def turn(self, host: HostId) -> set[HostId]:
+        """Build again what a node's change of keys touches: the node, and what others of its cluster hold for it."""
+        sources = self._meshes.turned(host)
+        others = {HostId(host.cluster, name) for name in self._state.nodes[host.cluster]} - {host}
+        for other in others:
+            self._update(other, {PartId(mesh_unit(host.cluster), source) for source in sources})
+        self.rebuild(host)
+        return {host, *others}
+
     def rebuild(self, host: HostId) -> None:
         """Build all parts of a host anew."""
         self._parts[host] = _all_parts(self._state, self._allocations, host)
-        self._parts[host].update((PartId(mesh.unit_name(host.cluster), source), part) for source, part in self._meshes.parts(host))
+        self._parts[host].update((PartId(mesh_unit(host.cluster), source), part) for source, part in self._meshes.parts(host))
         self._parts[host].update((PartId(name, ""), unit) for name, unit in self._passing.units(host))
         entries: dict[str, dict[str, Entry]] = {}
         totals: dict[str, int] = {}
@@ -101,6 +110,10 @@ class Compiler:
         cluster = self._state.clusters.get(host.cluster)
         drift = cluster.drift if cluster else DriftPolicy()
         return HostPlan(Name(host.cluster), Name(host.name), dict(self._units.get(host, {})), drift)
+
+    def unit(self, host: HostId, name: str) -> SummedUnit | None:
+        """One unit of the host's plan as the last refresh left it."""
+        return self._units.get(host, {}).get(name)
 
     def _pass(self, host: HostId, item: PassThrough) -> bool:
         """Build a pass-through object's unit of a host anew; whether the host has, or had, such a unit."""
@@ -131,7 +144,7 @@ class Compiler:
                     del units[name]
 
     def _build(self, host: HostId, place: PartId) -> Part:
-        if place.unit == mesh.unit_name(host.cluster):
+        if place.unit == mesh_unit(host.cluster):
             return self._meshes.part(host, place.source)
         attachment = self._state.attachments[host.cluster].get(host.name)
         return _gateway_part(self._state, self._allocations, attachment, place.source) if attachment is not None else _NOTHING

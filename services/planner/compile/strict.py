@@ -92,7 +92,7 @@ def _arriving(cluster: Cluster, node: Node) -> Iterator[Rule]:
     if cluster.wireguard.nodes:
         if IPV6 in mesh.underlay_families(node):
             yield NEIGHBOURS
-        yield (_LOCAL, Match("udp dport", (str(cluster.wireguard.port),)), Verdict("return"))
+        yield (_LOCAL, Match("udp dport", tuple(map(str, mesh.ports(cluster)))), Verdict("return"))
         yield from ((who, end("nodes")) for who in _nodes(node, leaving=False))
 
 

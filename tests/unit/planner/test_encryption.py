@@ -309,7 +309,7 @@ def test_wireguards_own_packets_are_led_nowhere() -> None:
     found = chains(wireguard=NODES)
     assert found["leave"][:2] == [
         'oifname "me.*" meta mark & 0xfff == 0xe00 counter drop',
-        'oifname "me.*" udp sport 51871 fib saddr type local counter drop',
+        'oifname "me.*" udp sport { 51871, 51872 } fib saddr type local counter drop',
     ]
     own = found["steer_own"]
     assert own.index("meta mark & 0xfff == 0xe00 return") < own.index("ip daddr @encnodes meta mark set meta mark & 0xfffff000 | 0x4d2")

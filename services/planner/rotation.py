@@ -1,0 +1,239 @@
+"""A node's change of WireGuard keys, in steps that lose no packet: what each step is, and what it waits for. Pure, without a clock.
+
+A key that is changed in place loses packets: AllowedIPs belong to one peer of a device at a time, and both ends would have to switch at one
+instant. So every node that encrypts gets a second device beside its first, with a port of its own, and packets go by that meanwhile:
+
+stage    first device   second device   packets by   goes on when
+queued   old key        none            first        no other node of the cluster changes its key, and none whose name comes before waits
+beside   old key        new key         first        all hold it, and all have shaken hands on the second device
+moved    old key        new key         second       all hold it
+rekeyed  new key        new key         second       all hold it, and all have shaken hands on the first device
+back     new key        new key         first        all hold it
+leaving  new key        none            first        the node says that it has no other key than the new one
+done     new key        none            first
+
+These are the keys of the node itself; the others have their own on both devices, and on the second the node as their only peer. Both
+devices take in the same all the time, so that it does not matter who follows a step first. *All* are those that are there: a node that
+answers on neither device, in spite of keepalives, is away, and is waited for no more; when it comes back, it makes its plan as it is then.
+Between two steps the one before holds everywhere, or the other does: whoever does not follow holds up the rotation, never the traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from schemas.allocation import Rotation, RotationStage
+from schemas.host_objects import PlanObject, Route, WireguardLink
+from schemas.plan import mesh_unit
+from schemas.status import ApplyReport, Greeted, Greetings
+from schemas.topology import Node, PublicKey
+from schemas.values import Key
+from services.planner import layout, mesh, names
+from services.planner.state import HostId, State
+
+ROTATION: Literal["rotation"] = "rotation"
+RETIRED_MAX = 16
+_REASONS = 4
+_FOLLOWING: Mapping[RotationStage, RotationStage] = {
+    "queued": "beside",
+    "beside": "moved",
+    "moved": "rekeyed",
+    "rekeyed": "back",
+    "back": "leaving",
+    "leaving": "done",
+    "done": "done",
+}
+
+
+class Turn(NamedTuple):
+    """What a rotation under way means for plans: the keys of the node's first and second device, and the one by which packets go.
+
+    `second` is None where there is no second device.
+    """
+
+    node: str
+    first: Key
+    second: Key | None
+    link: str
+
+
+class Lane(NamedTuple):
+    """A device by which two nodes know each other, and the key that the other one has on it."""
+
+    link: str
+    key: Key
+
+
+def lanes(turn: Turn | None, node: str, key: Key) -> Iterator[Lane]:
+    """How `node`, with this key, is known to another one. With `turn`, one of the two changes its key."""
+    changes = turn is not None and turn.node == node
+    yield Lane(names.ENCRYPTION_LINK, turn.first if turn is not None and changes else key)
+    if turn is not None and turn.second is not None:
+        yield Lane(names.ENCRYPTION_LINK_BESIDE, turn.second if changes else key)
+
+
+def is_under_way(rotation: Rotation) -> bool:
+    """Whether plans are others than before and after it."""
+    return rotation.stage not in ("queued", "done")
+
+
+def turn(node: str, rotation: Rotation) -> Turn:
+    """What a rotation that is under way means for plans."""
+    stage = rotation.stage
+    first = rotation.old if stage in ("beside", "moved") else rotation.new
+    link = names.ENCRYPTION_LINK_BESIDE if stage in ("moved", "rekeyed") else names.ENCRYPTION_LINK
+    return Turn(node, first, None if stage == "leaving" else rotation.new, link)
+
+
+def greeted_on(rotation: Rotation) -> str:
+    """The device on which all have to shake hands with the new key before this stage ends; empty for none."""
+    return {"beside": names.ENCRYPTION_LINK_BESIDE, "rekeyed": names.ENCRYPTION_LINK}.get(rotation.stage, "")
+
+
+def advance(rotation: Rotation, unmet: Iterator[str]) -> Rotation:
+    """The next step of a rotation that is under way; it stays where it is while anything is `unmet`, which are reasons."""
+    reasons = list(unmet)
+    if reasons:
+        return replace(rotation, waiting=len(reasons), reasons=tuple(reasons[:_REASONS]))
+    moved = replace(rotation, stage=_FOLLOWING[rotation.stage], waiting=0, reasons=())
+    return replace(moved, retired=retired(rotation)) if moved.stage == "done" else moved
+
+
+def begun(key: PublicKey, before: Rotation | None, report: ApplyReport | None) -> Rotation | None:
+    """The rotation that a node asks for by its public key; `before` is what is known of its last one.
+
+    None where it asks for none, or has lost the key that is to come.
+    """
+    if key.next is None or key.next == key.key or _has_lost(key.next, report):
+        return None
+    kept = before.retired if before is not None else ()
+    return Rotation(key.key, key.next, "beside", retired=kept)
+
+
+def queued(rotation: Rotation, first: str) -> Rotation:
+    """A rotation that waits for the node `first`."""
+    return replace(rotation, stage="queued", waiting=1, reasons=(f"{first} changes its key first",))
+
+
+def is_void(rotation: Rotation, key: PublicKey | None, report: ApplyReport | None) -> bool:
+    """Whether a rotation under way of a node that encrypts is not to go on: the plans are then those of its public key.
+
+    A node takes its word back only while nothing has moved; later, an event without the next key is an old copy, and is no reason. One that
+    has lost the new key, or has come by a third one, cannot go on.
+    """
+    if key is None or key.key not in (rotation.old, rotation.new):
+        return True
+    if rotation.stage == "beside":
+        return key.next != rotation.new
+    return _has_lost(rotation.new, report)
+
+
+def _has_lost(key: Key, report: ApplyReport | None) -> bool:
+    """Whether a host says that it has keys, and this is none of them."""
+    return report is not None and bool(report.keys) and key not in report.keys
+
+
+def recovered(key: PublicKey, planned: Iterable[PlanObject]) -> Rotation | None:
+    """The rotation that the published plan of the node was made with, where nothing else is known of it; None for none."""
+    if key.next is None:
+        return None
+    devices: dict[str, Key | None] = {}
+    link = ""
+    for item in planned:
+        if isinstance(item, WireguardLink):
+            devices[item.name] = item.public_key
+        elif isinstance(item, Route) and item.table == layout.ENCRYPT_TABLE and item.prefix.length == 0 and item.hops:
+            link = item.hops[0].link
+    for stage in _FOLLOWING:
+        found = Rotation(key.key, key.next, stage)
+        made = turn(key.name, found)
+        wanted = {names.ENCRYPTION_LINK: made.first, **({names.ENCRYPTION_LINK_BESIDE: made.second} if made.second else {})}
+        if is_under_way(found) and (wanted, made.link) == (devices, link):
+            return found
+    return None
+
+
+def ended(rotation: Rotation, key: PublicKey | None) -> Rotation | None:
+    """What is left of a rotation that is void; None for nothing."""
+    kept = retired(rotation) if key is not None and key.key == rotation.new else rotation.retired
+    return replace(rotation, stage="done", waiting=0, reasons=(), retired=kept) if kept else None
+
+
+def retired(rotation: Rotation) -> tuple[Key, ...]:
+    """The keys that a node has had, after this rotation."""
+    return (*(key for key in rotation.retired if key != rotation.old), rotation.old)[-RETIRED_MAX:]
+
+
+class Asked(NamedTuple):
+    """A rotation that is under way, and what it is asked about: the state, what hosts say, and whether one holds its plan."""
+
+    host: HostId
+    rotation: Rotation
+    state: State
+    reports: Mapping[HostId, ApplyReport]
+    holds: Callable[[HostId], bool]
+
+
+def unmet(asked: Asked) -> Iterator[str]:
+    """What keeps a rotation from its next step, each in words that name a host."""
+    host, rotation = asked.host, asked.rotation
+    report = asked.reports.get(host)
+    if rotation.stage == "leaving":
+        key = asked.state.keys[host]
+        if key.key != rotation.new or key.next is not None:
+            yield f"{_ref(host)} has not said yet that its old key is gone"
+        return
+    if report is None or not asked.holds(host):
+        yield f"{_ref(host)} {_behind(host, report)}"
+        return
+    yield from _not_greeted(asked, report.greetings)
+    away = set(report.greetings.away)
+    for node in asked.state.nodes[host.cluster].values():
+        other = HostId(host.cluster, node.name)
+        is_there = mesh.encrypts(asked.state, node) and asked.state.keys[other].key not in away
+        if other != host and is_there and not asked.holds(other):
+            yield f"{_ref(other)} {_behind(other, asked.reports.get(other))}"
+
+
+def _not_greeted(asked: Asked, greetings: Greetings) -> Iterator[str]:
+    link = greeted_on(asked.rotation)
+    if not link:
+        return
+    found = greetings.on(link, asked.rotation.new)
+    if found is None:
+        if any(mesh.encrypts(asked.state, node) for node in _others(asked)):
+            yield f"{_ref(asked.host)} has not looked at handshakes on {link} yet"
+        return
+    known = {asked.state.keys[host].key: node for node in _others(asked) if (host := HostId(node.cluster, node.name)) in asked.state.keys}
+    named = [known[key] for key in found.first if key in known]
+    yield from (_no_handshake(asked, node, link) for node in named)
+    yield from (f"{_ref(asked.host)}: another peer has not shaken hands on {link}" for _ in range(_unnamed(found, named)))
+
+
+def _unnamed(found: Greeted, named: list[Node]) -> int:
+    return max(0, found.lacking - len(named))
+
+
+def _no_handshake(asked: Asked, node: Node, link: str) -> str:
+    cluster = asked.state.clusters[asked.host.cluster]
+    port = mesh.ports(cluster)[link == names.ENCRYPTION_LINK_BESIDE]
+    return f"{node.ref} and {_ref(asked.host)} have not shaken hands on {link}: is UDP port {port} let through between them?"
+
+
+def _others(asked: Asked) -> Iterator[Node]:
+    return (node for node in asked.state.nodes[asked.host.cluster].values() if node.name != asked.host.name)
+
+
+def _behind(host: HostId, report: ApplyReport | None) -> str:
+    if report is None:
+        return "has not reported yet"
+    name = mesh_unit(host.cluster)
+    error = next((unit.error for unit in report.units if unit.unit == name and unit.error), "")
+    return f"does not hold what is planned: {error}" if error else "has not followed yet, but its peers see it: does its applier run?"
+
+
+def _ref(host: HostId) -> str:
+    return f"Node/{host.cluster}/{host.name}"
