@@ -63,10 +63,10 @@ class Lab:
 
 
 @contextlib.asynccontextmanager
-async def standing(say: Callable[[str], None]) -> AsyncIterator[Lab]:
-    """The example's lab, ready; nothing of it is left afterwards. Conflict when this machine has a lab already."""
+async def standing(say: Callable[[str], None], example: Path = EXAMPLE) -> AsyncIterator[Lab]:
+    """An example's lab, ready; nothing of it is left afterwards. Conflict when this machine has a lab already."""
     with claimed() as folder:
-        topology = load([EXAMPLE])
+        topology = load([example])
         wiring = Wiring()
         wiring.make_underlay()
         broker = LabBroker(folder)

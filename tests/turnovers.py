@@ -99,17 +99,16 @@ class Turnovers(Generic[Host]):
     def follow(self, hosts: Collection[HostId] | None = None) -> None:
         """Let these hosts, or all, make their plans, let go of keys, and report; those that are away do not."""
         going = [host for host in self.hosts if host not in self.away and (hosts is None or host in hosts)]
-        begun = {}
         for host in going:
-            if host not in self._made or self._made[host][0] is not self.plans[host]:
-                self._generation += 1
-                begun[host] = self.hosts[host].apply(self.plans[host], self._generation)
-        for host, turn in begun.items():
             plan, before = self.plans[host], self._made.get(host)
+            if before is not None and before[0] is plan:
+                continue
+            self._generation += 1
+            report = self.hosts[host].apply(plan, self._generation)
+            assert report.outcome == "applied", report
             if before is None or _names(before[0]) != _names(plan):
                 self._since_s[host] = self._now()
-            self._made[host] = plan, turn.result()
-            assert self._made[host][1].outcome == "applied", self._made[host][1]
+            self._made[host] = plan, report
             if self.hosts[host].ask(lambda _, applier, plan=plan: applier.settle_keys(plan)):  # type: ignore[misc]
                 self.say_keys(host)
         self.tell(going)

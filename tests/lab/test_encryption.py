@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
@@ -58,6 +59,26 @@ async def test_a_service_that_comes_back_costs_no_packet_and_no_handshake(rome: 
                 await live.eventually(lambda: rome.pid(service), f"{service} runs")
         assert sessions(rome) == before
         assert in_clear(uplink) == []
+
+
+@pytest.mark.parametrize("killed", ["", "applier.rome.worker-2", "planner"])
+async def test_a_node_changes_its_key_and_nobody_who_speaks_notices(rome: Mesh, killed: str) -> None:
+    """By the command, whatever service is killed meanwhile: streams lose nothing, and one key is left, which is another one."""
+    async with connected(rome) as live:
+        await live.carries()
+        before = rome.run_in_view("rome.worker-2", "wg", "show", DEVICE, "public-key").strip()
+        async with live.undisturbed(*PAIRS):
+            changing = asyncio.create_task(live.meshmark("rotate", "rome/worker-2"))
+            await live.eventually(lambda: "me.1" in rome.run_in_view("rome.worker-1", "ip", "link"), "a second device")
+            if killed:
+                await rome.kill(killed)
+            done = await changing
+        assert done.returncode == 0, done.stderr
+        after = rome.run_in_view("rome.worker-2", "wg", "show", DEVICE, "public-key").strip()
+        assert done.stdout.splitlines()[-1] == f"rome/worker-2: its public key is {after}"
+        assert after != before
+        await live.eventually(lambda: "me.1" not in rome.run_in_view("rome.worker-1", "ip", "link"), "the second device is gone")
+        await live.carries()
 
 
 async def test_what_is_said_while_the_broker_is_away_is_so_afterwards(rome: Mesh) -> None:
