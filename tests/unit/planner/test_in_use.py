@@ -83,6 +83,7 @@ MARK = report(ROME_GATEWAY, marks=(Use(0x4000, "ip nat KUBE-MARK-MASQ sets 0x400
         (ENCRYPTING, WORKER, {"tables": (Use(10, "IPv4 routes", 4),)}, "$.encryption", "table 10"),
         (ENCRYPTING, WORKER, {"priorities": (Use(1001, "a rule", 4),)}, "$.encryption", "priority 1001"),
         (ENCRYPTING, WORKER, {"ports": (Use(51871, "cilium_wg0"),)}, "$.wireguard.port", "UDP port 51871"),
+        (ENCRYPTING, WORKER, {"ports": (Use(51872, "cilium_wg0"),)}, "$.wireguard.port", "UDP port 51872"),
         (cluster("rome", routing="overlay"), WORKER, {"tables": (Use(7011, "IPv4 routes", 4),)}, "$.routing", "table 7011"),
         (cluster("rome", routing="overlay"), WORKER, {"priorities": (Use(902, "a rule", 4),)}, "$.routing", "priority 902"),
     ],
