@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from schemas.topology import Node
+from services.cli import records
 from tests.captures import Packet
 from tests.lab.conftest import EXAMPLES, Live, Mesh, connected, up
+from tests.speakers import opened
 
 pytestmark = [pytest.mark.privileged, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -82,6 +87,64 @@ async def test_a_node_changes_its_key_and_nobody_who_speaks_notices(rome: Mesh, 
         assert after != before
         await live.eventually(lambda: "me.1" not in rome.run_in_view("rome.worker-1", "ip", "link"), "the second device is gone")
         await live.carries()
+
+
+SPOILED = "table ip other { chain c { type filter hook prerouting priority -80; ip daddr 10.200.2.0/24 meta mark set 0; }; }"
+"""Somebody else's, who takes the mark off again: no difference of ours."""
+
+
+def status(rome: Mesh) -> tuple[int, dict[str, dict[str, Any]]]:
+    """What the command says of each node, by name, and its exit code."""
+    done = rome.meshmark("encrypt", "status", "--output", "json")
+    return done.returncode, {one["host"]: one for one in json.loads(done.stdout)}
+
+
+async def test_what_somebody_lets_out_in_clear_is_told_by_both_ends(rome: Mesh) -> None:
+    """An alert where it leaves and one where it arrives, with the packet, and over once it is; status shows both, and what was counted."""
+    async with connected(rome) as live, live.broker() as broker:
+        await live.carries()
+        assert status(rome)[0] == 0
+        rome.run("rome.worker-1", "nft", SPOILED)
+        try:
+            with opened("rome.pod.shop") as speaker:
+
+                async def is_open() -> bool:
+                    speaker.sendto(b"in clear", ("10.200.2.10", 7000))
+                    return {event.host for event in await records.open_drift(broker) if event.packet} == {"worker-1", "worker-2"}
+
+                await live.eventually(is_open, "both ends tell")
+                port = speaker.getsockname()[1]
+            code, found = status(rome)
+            assert code == 2
+            for host, way in (("worker-1", "out"), ("worker-2", "in")):
+                (alert,) = found[host]["alerts"]
+                assert alert["key"] == f"{way} pods 10.200.1.10 10.200.2.10"
+                assert (alert["packet"]["sourcePort"], alert["packet"]["destinationPort"], alert["packet"]["link"]) == (port, 7000, "eth0")
+                assert found[host]["leaked"] > 0
+        finally:
+            rome.run("rome.worker-1", "nft", "delete table ip other")
+
+        async def is_over() -> bool:
+            return not await records.open_drift(broker)
+
+        await live.eventually(is_over, "no alert is open")
+        assert status(rome)[0] == 0
+
+
+def test_status_of_a_host_that_does_not_answer(rome: Mesh) -> None:
+    """It is silent and the others are shown, with handshakes."""
+    stopped = rome.pid("applier.rome.worker-2")
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        code, found = status(rome)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert code == 2
+    assert {name: one["state"] for name, one in found.items()} == {"worker-1": "encrypts", "worker-2": "silent", "worker-3": "optedOut"}
+    (peer,) = found["worker-1"]["now"]["peers"]
+    assert peer["node"] == "worker-2"
+    assert peer["handshakeSeconds"] > 0
 
 
 async def test_what_is_said_while_the_broker_is_away_is_so_afterwards(rome: Mesh) -> None:
