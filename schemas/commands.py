@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from schemas.encryption import Direction, PointName, PointState, Traffic
 from schemas.host_objects import Layer
-from schemas.values import Endpoint, Key, Name, wire_name
+from schemas.values import Address, Endpoint, Key, Name, wire_name
 
 
 class Repair(Struct, frozen=True):
@@ -83,3 +85,28 @@ class EncryptionNow(Struct, frozen=True, rename=wire_name):
     peer_count: int = 0
     peers: tuple[PeerNow, ...] = ()
     points: tuple[PointNow, ...] = ()
+
+
+TRACE_SECONDS_MAX = 600
+_Seconds = Annotated[int, Meta(ge=1, le=TRACE_SECONDS_MAX)]
+_Port = Annotated[int, Meta(ge=1, le=65535)]
+_Some = Meta(max_length=64)
+
+
+class TraceFlow(Struct, frozen=True):
+    """Verb ``trace``: have the kernel tell of packets between any two of `flow`, and of outer packets between any two of `outer`.
+
+    Outer packets are those to one of the UDP `ports`. The kernel forgets all of it after `seconds`, but for what somebody asked for longer.
+    """
+
+    flow: Annotated[tuple[Address, ...], _Some]
+    outer: Annotated[tuple[Address, ...], _Some] = ()
+    ports: Annotated[tuple[_Port, ...], _Some] = ()
+    seconds: _Seconds = 30
+
+
+class Tracing(Struct, frozen=True):
+    """Answer to verb ``trace``: how many elements the kernel was lent, and for how long."""
+
+    elements: int
+    seconds: int

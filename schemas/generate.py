@@ -16,6 +16,7 @@ import msgspec
 
 from schemas.allocation import Remaps, Rotation
 from schemas.drift import DriftEvent
+from schemas.flow import FlowMessage
 from schemas.plan import PlanDiff, SnapshotChunk, SnapshotHead
 from schemas.reference import document
 from schemas.status import ApplyReport, DeadLetter, Freeze, Refusal
@@ -29,7 +30,19 @@ MESSAGES: dict[str, type] = {
     **KINDS,
     **{
         kind.__name__: kind
-        for kind in (PlanDiff, SnapshotHead, SnapshotChunk, ApplyReport, DriftEvent, Refusal, DeadLetter, Freeze, Remaps, Rotation)
+        for kind in (
+            PlanDiff,
+            SnapshotHead,
+            SnapshotChunk,
+            ApplyReport,
+            DriftEvent,
+            FlowMessage,
+            Refusal,
+            DeadLetter,
+            Freeze,
+            Remaps,
+            Rotation,
+        )
     },
 }
 

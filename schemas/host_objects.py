@@ -21,6 +21,8 @@ OWN_PROTOCOL = 77
 """Protocol number of every route and rule that is ours."""
 OWN_TABLE_PREFIX = "meshmark."
 """Every nftables table that is ours is in family inet and begins so; nothing else is ever listed."""
+TRACE_TABLE = f"{OWN_TABLE_PREFIX}trace"
+"""By whose chains traced packets are seen: see ``services.planner.compile.trace``."""
 OWN_ALIAS = "meshmark"
 """Interface alias (IFLA_IFALIAS) of every link that is ours."""
 MAIN_TABLE = 254
@@ -265,7 +267,10 @@ class NftTable(Struct, **_VALUE, tag="table"):
 
 
 class NftSet(Struct, **_VALUE, tag="set"):
-    """A named set, or a map where `value_type` is given. `interval` allows prefixes, ranges and names that end in ``*``."""
+    """A named set, or a map where `value_type` is given. `interval` allows prefixes, ranges and names that end in ``*``.
+
+    The elements of one with `timeout` are no part of a plan: they are lent for a while, and the kernel takes them back by itself.
+    """
 
     table: str
     name: str
@@ -273,6 +278,7 @@ class NftSet(Struct, **_VALUE, tag="set"):
     value_type: DataType | None = None
     interval: bool = False
     value_interval: bool = False
+    timeout: bool = False
 
     layer = "nft"
 

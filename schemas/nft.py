@@ -166,6 +166,10 @@ class ClampMss(Struct, **_VALUE, tag="mss"):
     size: int = 0
 
 
+class Trace(Struct, **_VALUE, tag="trace"):
+    """Have the kernel tell of the packet at each rule, policy and end of a chain that it meets from here on."""
+
+
 Statement = (
     Match
     | Counter
@@ -182,6 +186,7 @@ Statement = (
     | ClampMss
     | Limit
     | Log
+    | Trace
     | Comment
 )
 Rule = tuple[Statement, ...]

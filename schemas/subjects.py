@@ -15,6 +15,7 @@ TOPOLOGY, STATE, ALLOCATION, PLAN, SNAPSHOT, STATUS, DRIFT, REFUSED, DEADLETTER,
     for word in ("topology", "state", "allocation", "plan", "snapshot", "status", "drift", "refused", "deadletter", "frozen")
 )
 COMMAND = f"{ROOT}.cmd"
+FLOW = f"{ROOT}.flow"
 FREEZE = f"{FROZEN}.planner"
 """Where the planner says what it holds back; there is one planner."""
 ACCEPT = f"{ROOT}.planner.accept"
@@ -87,6 +88,10 @@ def deadletter(cluster: str, host: str, service: str) -> str:
 
 def command(cluster: str, host: str, verb: str) -> str:
     return _join(COMMAND, cluster, host, verb)
+
+
+def flow(cluster: str, host: str) -> str:
+    return _join(FLOW, cluster, host)
 
 
 def consumer(service: str, cluster: str, host: str) -> str:

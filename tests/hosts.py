@@ -7,11 +7,12 @@ import ctypes
 import os
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from schemas.host_objects import NftElement
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport
 from schemas.values import Name
@@ -55,6 +56,9 @@ class LinuxHost:
 
     def differences(self, plan: HostPlan) -> list[Difference]:
         return self._do(lambda: self._applier.differences(plan))
+
+    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
+        self._do(lambda: self._kernel.lend(elements, seconds))
 
     def restart(self) -> None:
         """End the applier and start another one."""

@@ -18,7 +18,7 @@ import structlog
 from msgspec import Struct
 
 from schemas import codec, subjects
-from schemas.commands import Repair, Rotate, Settled
+from schemas.commands import Repair, Rotate, Settled, TraceFlow, Tracing
 from schemas.in_use import InUse
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport
@@ -28,6 +28,7 @@ from services.applier.core import Applier
 from services.applier.in_use import InUseWatch
 from services.applier.peers import PeerWatch
 from services.applier.reports import Reporter
+from services.applier.tracing import traced
 from services.applier.watch import TunnelWatch
 from services.kernel.events import EventSource
 from services.kernel.linux import LinuxKernel
@@ -106,6 +107,7 @@ class ApplierService:
                     group.create_task(self._serve("diff", self._diff), name="diff"),
                     group.create_task(self._serve("encryption", self._encryption), name="encryption"),
                     group.create_task(self._serve("rotate", self._rotate), name="rotate"),
+                    group.create_task(self._serve("trace", self._trace), name="trace"),
                     group.create_task(self._watch_kernel(), name="events"),
                     group.create_task(self._watch.run(), name="tunnels"),
                     group.create_task(self._in_use.run(), name="in-use"),
@@ -291,6 +293,17 @@ class ApplierService:
         answer = await self._in_thread(lambda: keys.rotated(self._kernel, plan, abort=rotate.abort))
         self._reporter.note_keys()
         return codec.encode(answer)
+
+    async def _trace(self, body: bytes) -> bytes:
+        """Lend the kernel what a trace needs. It is no part of the plan, and goes by itself, whatever becomes of us."""
+        try:
+            wish = codec.decode(body, TraceFlow)
+        except codec.DecodeError as error:
+            msg = f"trace: {error}"
+            raise MeshmarkError(msg) from None
+        elements = traced(wish)
+        await self._in_thread(lambda: self._kernel.lend(elements, wish.seconds))
+        return codec.encode(Tracing(len(elements), wish.seconds))
 
     async def _settle(self, _: bytes) -> bytes:
         """Answer once no turn is under way: the kernel's thread takes one work after the other."""

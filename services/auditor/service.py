@@ -28,6 +28,7 @@ from services.auditor.findings import LAYERS, LINKED, Finding
 from services.auditor.ledger import Ledger
 from services.auditor.look import Look, look
 from services.auditor.plaintext_watch import PlaintextWatch
+from services.auditor.trace.watch import TraceWatch
 from services.auditor.unchanged import States, Unchanged
 from services.kernel.events import EventSource, KernelEvent
 from services.kernel.linux import LinuxKernel
@@ -68,6 +69,7 @@ class AuditorService:
         self._unchanged = Unchanged(kernel)
         self._ledger = Ledger(self._cluster, self._host)
         self._applier = ApplierBeside(self._broker, self._cluster, self._host)
+        self._traces = TraceWatch(self._broker, context.metrics, self._cluster, self._host)
         self._attention = Attention()
         self._rounds = Rounds({LAYERS: context.settings.resync_s, QUIET: context.settings.quiet_s}, time.time())
         self._plaintext = PlaintextWatch(context, kernel, self._in_thread, self._tell)
@@ -86,6 +88,7 @@ class AuditorService:
                     group.create_task(self._follow(), name="plan"),
                     group.create_task(self._watch_kernel(), name="events"),
                     group.create_task(self._plaintext.run(), name="plaintext"),
+                    group.create_task(self._traces.run(), name="traces"),
                 ]
                 group.create_task(self._publish(), name="drift")  # ends by itself: nothing cuts a message short
                 self._context.ready("auditor")
@@ -101,6 +104,7 @@ class AuditorService:
             self._current = update
             self._attention.follow(update.plan)
             self._plaintext.follow(update)
+            self._traces.follow(update.plan)
             self._wake.set()
 
     async def _watch_kernel(self) -> None:

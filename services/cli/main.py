@@ -15,6 +15,7 @@ from services.cli import accept, daemons, drift, encrypt, explain, objects, plan
 from services.cli.doctor import command as doctor
 from services.cli.lab.app import lab
 from services.cli.output import EXIT_ERROR, console, errors, fail, system_words
+from services.cli.trace import command as trace
 from services.runtime import logs
 from services.runtime.errors import MeshmarkError
 
@@ -26,7 +27,7 @@ app = App(
     result_action="return_value",
 )
 app.command(lab)
-for module in (objects, plan, status, accept, drift, encrypt, explain, doctor, rotate, purge, daemons):
+for module in (objects, plan, status, accept, drift, encrypt, explain, trace, doctor, rotate, purge, daemons):
     module.register(app)
 app.register_install_completion_command()
 

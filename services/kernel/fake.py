@@ -25,6 +25,8 @@ from schemas.host_objects import (
     LinkAddress,
     Neighbour,
     NftChain,
+    NftElement,
+    NftSet,
     OnLink,
     OverlayLink,
     PlanObject,
@@ -78,6 +80,8 @@ class FakeHost:
     wireguard: Literal["kernel", "userspace", "none"] = "kernel"
     geneve: bool = True
     commits: int = 0
+    lent: dict[str, int] = field(default_factory=dict)
+    """Elements that were lent, by key, and for how many seconds; nothing here lets time pass."""
 
     def links(self) -> set[str]:
         """Names of all links, ours and others'."""
@@ -190,6 +194,14 @@ class FakeKernel:
         self.host.commits += 1
         if errors:
             raise errors[0]
+
+    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
+        for item in elements:
+            held = self.host.objects.get(f"set {item.table} {item.set}")
+            if not isinstance(held, NftSet) or not held.timeout:
+                msg = f"{item.key}: there is no set with timeouts"
+                raise Conflict(msg)
+        self.host.lent.update((item.key, max(seconds, self.host.lent.get(item.key, 0))) for item in elements)
 
     def links(self) -> Mapping[str, bool]:
         return {name: not isinstance(self.host.objects.get(f"link {name}"), Listed) for name in self.host.links()}

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from schemas.host_objects import Layer, NftObject, OverlayLink, PlanObject, Route, Sysctl, WireguardLink, WireguardPeer
+from schemas.host_objects import Layer, NftElement, NftObject, OverlayLink, PlanObject, Route, Sysctl, WireguardLink, WireguardPeer
 from schemas.status import Capabilities
-from schemas.values import Key
+from schemas.values import Address, Key
 from services.kernel.addresses import Addresses
 from services.kernel.conntrack import Conntrack
 from services.kernel.interfaces import Interfaces
@@ -29,6 +29,7 @@ from services.kernel.nft.engine import LibNftables, NftEngine
 from services.kernel.nft.raw import RawTables
 from services.kernel.nft.reading import Reading
 from services.kernel.nft.reference import Reference
+from services.kernel.nft.statements import is_address
 from services.kernel.peers import sorted_prefixes
 from services.kernel.port import ALL_LAYERS, Flow, KeyRing, PeerSeen, RuleCount
 from services.kernel.pyroute import Library
@@ -45,6 +46,11 @@ from services.runtime.errors import MeshmarkError, Permanent
 from services.runtime.settings import NftEngineName
 
 _BY_DEVICE: frozenset[Layer] = frozenset(("link", "address", "neighbour", "wireguard"))
+
+
+def _key_of(item: NftElement) -> bytes:
+    """The key of an address or a port as the kernel has it."""
+    return Address(item.element).packed if is_address(item.element) else int(item.element).to_bytes(2)
 
 
 _ENGINES: dict[NftEngineName, Callable[[], NftEngine]] = {"nfnetlink": Nfnetlink, "libnftables": LibNftables}
@@ -200,6 +206,14 @@ class LinuxKernel:
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         self._engine.commit(batch, marker)
+
+    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
+        sets = {(item.table, item.set) for item in elements}
+        left_ms = {at: self._raw.lent(*at) for at in sets}
+        # Who asked for longer keeps that: two sessions may be of one end.
+        short = [item for item in elements if left_ms[item.table, item.set].get(_key_of(item), 0) < seconds * 1000]
+        if short:
+            self._engine.lend(short, seconds)
 
     def links(self) -> Mapping[str, bool]:
         return {name: device.up for name, device in self._links.devices().items()}

@@ -53,6 +53,7 @@ HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 U8, U16, U32, U64 = struct.Struct("=B"), struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
 BE32 = struct.Struct(">I")
+BE64 = struct.Struct(">Q")
 Attributes = dict[int, bytes]
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from schemas.host_objects import Layer, PlanObject
+from schemas.host_objects import Layer, NftElement, PlanObject
 from schemas.status import Capabilities
 from schemas.values import Address, Endpoint, Key
 from services.kernel.transaction import Change, Marker, Observed
@@ -153,6 +153,13 @@ class Kernel(Protocol):
 
         Raises Conflict when the kernel does not hold what the changes start from: read again. Where the header of a set changes, the batch
         has all elements of the set and all chains that name it (``transaction.with_dependents``).
+        """
+        ...
+
+    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
+        """Put elements into sets with timeouts, beside any plan; the kernel takes them back by itself. All of them or none.
+
+        One that is there for longer stays as it is. `elements` are addresses and ports. Raises Conflict when a set is not there.
         """
         ...
 

@@ -46,7 +46,7 @@ _REPLIES = "_R_.>"
 _HOST_SINGLE = (f"{_ACK}.>", f"{subjects.STATUS}.>", f"{subjects.DRIFT}.>", f"{subjects.DEADLETTER}.>", _KEYS)
 _HOST_MANY = (f"{_NEXT}.*", f"{_GET}.PLAN.>", f"{_GET}.SNAPSHOT.>", f"{_GET}.STATUS.>")
 # The server does not pass on by stream what came in by service, so that people hear hosts from their account, not by way of CONTROL.
-_HOSTS_SAY = (f"{subjects.STATUS}.>", f"{subjects.DRIFT}.>", f"{subjects.DEADLETTER}.>", _KEYS)
+_HOSTS_SAY = (f"{subjects.STATUS}.>", f"{subjects.DRIFT}.>", f"{subjects.DEADLETTER}.>", f"{subjects.FLOW}.>", _KEYS)
 _CONTROL_SAYS = tuple(
     f"{prefix}.>" for prefix in (subjects.STATE, subjects.ALLOCATION, subjects.PLAN, subjects.SNAPSHOT, subjects.REFUSED, subjects.FROZEN)
 )
@@ -174,7 +174,7 @@ def _host(role: Role, users: HostUsers) -> Tree:
         publish += [status, subjects.topology("publickey", cluster, host), _REPLIES]
         listen.append(_below(subjects.command(cluster, host, "any")))
     else:
-        publish.append(_below(subjects.drift(cluster, host, "any")))
+        publish += [_below(subjects.drift(cluster, host, "any")), subjects.flow(cluster, host)]
     password = users.applier if role == "applier" else users.auditor
     return {"user": user, "password": password, "permissions": {"publish": {"allow": publish}, "subscribe": {"allow": listen}}}
 

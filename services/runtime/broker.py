@@ -195,6 +195,10 @@ class Broker:
         async with self._connection.inbox(subject) as inbox:
             yield self._until_stop(inbox)
 
+    async def tell(self, subject: str, data: bytes) -> None:
+        """Say something to whoever listens now; nothing keeps it. Transient without a connection, Permanent when it is too large."""
+        await self._connection.send(subject, data, headers=self._headers(subject, None))
+
     async def request(self, subject: str, data: bytes, timeout_s: float = 5.0) -> bytes:
         """Ask a service and return its answer.
 

@@ -63,6 +63,8 @@ class Metrics:
         self.encryption_bytes = self._counter("encryption_bytes", "Bytes of packets at the points of a node's encryption", *at)
         self.plaintext_shown = self._counter("plaintext_shown", "Packets in clear that the kernel showed", "direction", "traffic")
         self.plaintext_lost = self._counter("plaintext_lost", "Packets in clear that the kernel would have shown, and had no room for")
+        self.trace_events = self._counter("trace_events", "Flow events of traced packets that were published")
+        self.trace_lost = self._counter("trace_lost", "Lost events of traced packets, or kernel buffers that overflowed", "by")
         self.audit_lost_events = self._counter("audit_lost_events", "Kernel event queues that overflowed")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

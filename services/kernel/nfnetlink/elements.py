@@ -16,7 +16,7 @@ from services.kernel.netlink import HEADER, attribute, attributes
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.selectors import user_number
 from services.kernel.nfnetlink.values import VERDICT, Inexpressible, Kind
-from services.kernel.nfnetlink.wire import Message, be32, nest
+from services.kernel.nfnetlink.wire import Message, be32, be64, nest
 from services.kernel.nft.steps import Path
 
 _NEST_BYTES = 60_000
@@ -44,6 +44,14 @@ def added(header: Header, elements: Sequence[NftElement]) -> list[bytes]:
         raise Inexpressible(elements[0].key, "an element without a value")
     data = _data(header, elements) if header.data is not None else [b""] * len(elements)
     return _items_of(header, elements, data)
+
+
+def lent(header: Header, elements: Sequence[NftElement], seconds: int) -> list[bytes]:
+    """Items for elements that the kernel takes back by itself."""
+    if header.interval or header.data is not None:
+        raise Inexpressible(header.key.name, "a set of what is lent")
+    timeout = be64(wire.ELEMENT_TIMEOUT, seconds * 1000)
+    return [item(header.key.read(element.element), timeout) for element in elements]
 
 
 def deleted(header: Header, elements: Sequence[NftElement]) -> list[bytes]:

@@ -27,6 +27,7 @@ from schemas.nft import (
     SetCtMark,
     SetMark,
     Statement,
+    Trace,
     Verdict,
     VerdictMap,
 )
@@ -166,6 +167,7 @@ _FORMS: dict[type, Callable[[Any], _Taken]] = {
     ClampMss: _mss,
     Limit: _limit,
     Log: _log,
+    Trace: lambda _: (("trace",), _NONE),
     Comment: _comment,
 }
 

@@ -39,7 +39,7 @@ def new_set(item: NftSet, number: int, sequence: int) -> bytes:
     found = header_of(item)
     if found.key is VERDICT or (found.ranged_data and found.data in (None, VERDICT)):
         raise Inexpressible(item.key, "a set")
-    flags = SetFlag.INTERVAL if found.interval else 0
+    flags = (SetFlag.INTERVAL if found.interval else 0) | (SetFlag.TIMEOUT if item.timeout else 0)
     notes = user_number(_KEY_ORDER, found.key.order)
     data = b""
     if found.data is not None:

@@ -287,6 +287,7 @@ _ENCODERS: dict[str, Callable[..., Pieces]] = {
     "reject": _reject,
     "limit": lambda _: made.limit(8, 4),
     "log": lambda _, group, prefix, snaplen: made.log(group, prefix, snaplen),
+    "trace": lambda _: made.immediate(REGISTER, b"\1") + made.set_meta(made.META_NFTRACE),
     "counter": lambda _: made.counter(),
     "verdict": lambda _, code, chain: made.verdict_of(code, chain),
     "plain statement": lambda _, name: made.plain(name),

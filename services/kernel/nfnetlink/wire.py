@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from services.kernel.netlink import BE32, HEADER, attribute, message, text_attribute
+from services.kernel.netlink import BE32, BE64, HEADER, attribute, message, text_attribute
 
 SUBSYSTEM = 10 << 8
 FAMILY_INET = 1
@@ -45,7 +45,7 @@ SET_TABLE, SET_NAME, SET_FLAGS, SET_KEY_TYPE, SET_KEY_LENGTH, SET_DATA_TYPE, SET
 SET_DESCRIPTION, SET_ID, SET_USERDATA = 9, 10, 13
 DESCRIPTION_SIZE = 1
 ELEMENTS_TABLE, ELEMENTS_SET, ELEMENTS_LIST, ELEMENTS_SET_ID = 1, 2, 3, 4
-ELEMENT_KEY, ELEMENT_DATA, ELEMENT_FLAGS, ELEMENT_USERDATA = 1, 2, 3, 6
+ELEMENT_KEY, ELEMENT_DATA, ELEMENT_FLAGS, ELEMENT_TIMEOUT, ELEMENT_USERDATA = 1, 2, 3, 4, 6
 LIST_ITEM = 1
 DATA_VALUE, DATA_VERDICT = 1, 2
 VERDICT_CODE, VERDICT_CHAIN = 1, 2
@@ -59,6 +59,7 @@ class SetFlag(IntEnum):
     CONSTANT = 2
     INTERVAL = 4
     MAP = 8
+    TIMEOUT = 16
 
 
 VERDICTS = {"drop": 0, "accept": 1, "return": -5 & 0xFFFFFFFF, "jump": -3 & 0xFFFFFFFF}
@@ -67,6 +68,10 @@ VERDICTS = {"drop": 0, "accept": 1, "return": -5 & 0xFFFFFFFF, "jump": -3 & 0xFF
 def be32(kind: int, number: int) -> bytes:
     """An attribute of a number in the network's order, as nftables has nearly all."""
     return attribute(kind, BE32.pack(number & 0xFFFFFFFF))
+
+
+def be64(kind: int, number: int) -> bytes:
+    return attribute(kind, BE64.pack(number))
 
 
 def nest(kind: int, *parts: bytes) -> bytes:

@@ -11,10 +11,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from schemas.host_objects import NftElement, NftSet, NftTable, PlanObject
 from services.kernel.transaction import Held, Listed, ListedChain, Marker
 
-_KNOWN_FLAGS = {"interval"}
+_KNOWN_FLAGS = {"interval", "timeout"}
 _LONE = ("/32", "/128")
 Json = Any
 
@@ -65,15 +67,15 @@ def _set_objects(value: Json, wanted: Mapping[str, PlanObject]) -> list[Held]:
     table, name, flags = value["table"], value["name"], value.get("flags", [])
     key_type, value_type = type_text(value["type"]), value.get("map")
     elements = value.get("elem", [])
-    header = NftSet(table, name, key_type, value_type and type_text(value_type), "interval" in flags)  # type: ignore[arg-type]
+    header = NftSet(table, name, key_type, value_type and type_text(value_type), "interval" in flags, timeout="timeout" in flags)  # type: ignore[arg-type]
     if value_type:
         planned = wanted.get(header.key)
         empty = isinstance(planned, NftSet) and planned.value_interval
         ranges = any(_is_range(element[1]) for element in elements) if elements else empty
-        header = NftSet(table, name, header.key_type, header.value_type, header.interval, ranges)
+        header = replace(header, value_interval=ranges)
     odd = sorted(set(flags) - _KNOWN_FLAGS) + [word for word in ("timeout", "gc-interval", "policy", "stmt") if word in value]
     found: list[Held] = [Listed("nft", header.key, f"a {'map' if value_type else 'set'} with {', '.join(odd)}") if odd else header]
-    for element in elements:
+    for element in elements if not header.timeout else ():
         key, data = element if value_type else (element, None)
         found.append(NftElement(table, name, value_text(key, key_type), value_text(data, value_type or "") if value_type else ""))
     return found

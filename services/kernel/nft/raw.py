@@ -26,6 +26,7 @@ from services.kernel.netlink import (
     NetlinkSocket,
     attribute,
     attributes,
+    each_attribute,
     text_attribute,
     text_of,
 )
@@ -43,8 +44,9 @@ _HEAD = len(_INET)
 _TABLE, _NAME = 1, 2  # the same in every kind of object; a table's name is 1
 _TABLE_USE = 3
 _CHAIN_NAME, _CHAIN_USE, _CHAIN_COUNTERS = 3, 6, 8
-_SET_FLAGS, _ANONYMOUS, _MAP = 3, 0x1, 0x8
+_SET_FLAGS, _ANONYMOUS, _MAP, _TIMEOUT = 3, 0x1, 0x8, 0x10
 _EXPRESSIONS = 4
+_ELEMENTS, _KEY, _VALUE, _EXPIRATION = 3, 1, 1, 5
 _GENERATION_ID = 1
 _TYPE_MASK = 0x3FFF
 _ATTRIBUTE = struct.Struct("=HH")
@@ -111,6 +113,21 @@ class RawTables:
             msg = f"nft: cannot read counters: {error}"
             raise Transient(msg) from error
 
+    def lent(self, table: str, name: str) -> dict[bytes, int]:
+        """For how many milliseconds each element of a set with timeouts is there yet, by its key; none where there is no such set."""
+        found: dict[bytes, int] = {}
+        try:
+            for body in self._netlink.dump(_GET_ELEMENTS, _INET + text_attribute(_TABLE, table) + text_attribute(_NAME, name)):
+                for _, item in each_attribute(attributes(body, _HEAD).get(_ELEMENTS, b"")):
+                    element = attributes(item)
+                    if _EXPIRATION in element:
+                        found[attributes(element[_KEY])[_VALUE]] = int.from_bytes(element[_EXPIRATION])
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT:
+                msg = f"nft: cannot read the set {table} {name}: {error}"
+                raise Transient(msg) from error
+        return found
+
     def _parts(self) -> dict[str, Parts]:
         tables: dict[str, dict[PartKey, _Hash]] = {}
         odd: set[str] = set()
@@ -170,8 +187,9 @@ class RawTables:
             flags = BE32.unpack(found[_SET_FLAGS])[0] if _SET_FLAGS in found else 0
             if not flags & _ANONYMOUS:
                 part = "map" if flags & _MAP else "set", text_of(found[_NAME])
-                named.append(part)
                 parts[part] = _hashed(body[_HEAD:])
+                if not flags & _TIMEOUT:  # those elements come and go by themselves
+                    named.append(part)
         for kind, name in named:
             into = parts[kind, name]
             for body in self._netlink.stream(_GET_ELEMENTS, _INET + text_attribute(_TABLE, table) + text_attribute(_NAME, name)):

@@ -28,6 +28,7 @@ from schemas.nft import (
     SetCtMark,
     SetMark,
     Statement,
+    Trace,
     Verdict,
     VerdictMap,
 )
@@ -93,6 +94,8 @@ def _statement_text(item: Statement) -> str:  # noqa: C901, PLR0911, PLR0912 - o
             return f"limit rate {item.rate}/second burst {item.burst} packets"
         case Log():
             return f'log prefix "{item.prefix}" group {item.group} snaplen {item.snaplen}'
+        case Trace():
+            return "meta nftrace set 1"
         case Comment():
             return f'comment "{item.text}"'
 
@@ -153,8 +156,8 @@ def set_header(item: NftSet) -> tuple[str, str]:
     """What comes before and between the braces of a set's declaration."""
     kind = "set" if item.value_type is None else "map"
     values = "" if item.value_type is None else f" : {'interval ' if item.value_interval else ''}{item.value_type}"
-    flags = " flags interval;" if item.interval else ""
-    return kind, f"type {item.key_type}{values};{flags}"
+    flags = [word for word, is_set in (("interval", item.interval), ("timeout", item.timeout)) if is_set]
+    return kind, f"type {item.key_type}{values};" + (f" flags {', '.join(flags)};" if flags else "")
 
 
 def chain_header(item: NftChain) -> str:

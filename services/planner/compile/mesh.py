@@ -16,7 +16,7 @@ from schemas.topology import Cluster, Node, Pod, PublicKey, Topology
 from schemas.values import Family
 from services.planner import mesh, names, rotation
 from services.planner.allocate import Allocations
-from services.planner.compile import encryption, mesh_overlay, strict
+from services.planner.compile import encryption, mesh_overlay, strict, trace
 from services.planner.rotation import Turn
 from services.planner.state import HostId, State
 
@@ -100,8 +100,8 @@ class Meshes:
 
     def _seat(self, host: HostId) -> _Seat | None:
         node, cluster = self._state.nodes[host.cluster].get(host.name), self._state.clusters.get(host.cluster)
-        if node is None or cluster is None or not mesh.has_part(cluster, node):
-            return None
+        if node is None or cluster is None or (cluster.routing == "native" and cluster.encryption == "none"):
+            return None  # one that opted out has a seat, too: what it sends in clear is to be seen
         families, is_meant = mesh.underlay_families(node), mesh.is_meant_to_encrypt(cluster, node)
         has_links = cluster.routing == "overlay" and cluster.overlay == "geneve"
         link = (node, self._allocations.number(host)) if has_links else None
@@ -160,7 +160,7 @@ class Meshes:
     def _base(self, cluster: Cluster, node: Node) -> SummedUnit:
         host = HostId(cluster.name, node.name)
         number, key = self._allocations.number(host), self._state.keys.get(host)
-        objects: list[PlanObject] = []
+        objects: list[PlanObject] = [*trace.objects(cluster, node)]
         if cluster.routing == "overlay":
             objects += mesh_overlay.base(cluster, node, number)
         if mesh.is_meant_to_encrypt(cluster, node):

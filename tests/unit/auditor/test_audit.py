@@ -73,12 +73,12 @@ def test_each_missing_object_is_found(key: str) -> None:
 
 
 def test_a_missing_table_stands_for_all_in_it() -> None:
-    """After ``flush ruleset`` there are two findings: the table, and the marker."""
+    """After ``flush ruleset`` there is a finding for each table, and one for the marker."""
     host = applied()
     for key in [key for key, item in host.objects.items() if item.layer == "nft"]:
         del host.objects[key]
     host.marker = None
-    assert [finding.key for finding in look(host)] == [MARKER_KEY, "table meshmark.rome.rome-milan"]
+    assert [finding.key for finding in look(host)] == [MARKER_KEY, "table meshmark.rome.rome-milan", "table meshmark.trace"]
 
 
 def test_additions_to_what_is_ours_are_found() -> None:

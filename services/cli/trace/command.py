@@ -1,0 +1,252 @@
+"""``meshmark trace``: whether a flow was encrypted, on every way between two hosts, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+from msgspec.structs import replace
+
+from schemas import codec, subjects
+from schemas.commands import TRACE_SECONDS_MAX
+from schemas.flow import FlowEvent, FlowMessage
+from services.auditor.trace.trails import Trail, Way
+from services.auditor.trace.verdicts import courses, judged, packet_verdict
+from services.cli import records
+from services.cli.output import EXIT_DIFFERENT, console, emit_line, note, show_table
+from services.cli.session import Nats
+from services.cli.trace import forms
+from services.cli.trace.ends import Session, session
+from services.cli.trace.filters import Filters, span_s
+from services.cli.trace.stream import Stream
+from services.planner.state import HostId, State
+from services.runtime.broker import Broker
+from services.runtime.errors import MeshmarkError, Permanent
+
+Form = Literal["compact", "table", "json", "path"]
+
+_TICK_S = 0.3
+_ANSWER_S = 5.0
+_LATE_S = 1.0
+_TRAILS_MAX = 5000
+_QUEUE = 10_000
+_NO_FILTERS = Filters()
+
+From = Annotated[str, Parameter(name="--from", help="One end: CLUSTER/POD, CLUSTER/NODE, or an address")]
+To = Annotated[str, Parameter(name="--to", help="The other end, in the same way; packets are shown in both directions")]
+ClusterName = Annotated[str | None, Parameter(help="Cluster of ends that are given without one, and the only one to look for addresses in")]
+For = Annotated[str, Parameter(name="--for", help="How long to look, at most 10m; the hosts forget it by then, whatever happens")]
+Follow = Annotated[bool, Parameter(help="Go on until interrupted", negative=())]
+Output = Annotated[
+    Form | None, Parameter(help="compact: a line for each point; table; json: as Hubble's; path: hosts, and the ways between")
+]
+Input = Annotated[Path | None, Parameter(help="Read what --output json wrote, instead of asking hosts")]
+
+
+def register(app: App) -> None:
+    """Add the command to the application."""
+    app.command(trace)
+
+
+async def trace(
+    *,
+    source: From,
+    destination: To,
+    cluster: ClusterName = None,
+    duration: For = "30s",
+    follow: Follow = False,
+    output: Output = None,
+    filters: Filters = _NO_FILTERS,
+    input_file: Input = None,
+    nats: Nats | None = None,
+) -> int:
+    """Show where a flow's packets go, and whether they were encrypted on every way between two hosts, in both directions.
+
+    The hosts on the flow's way (nodes, and the gateways between clusters) are asked to tell of its packets for a while. Each line is a
+    packet at a point of a host: from-endpoint, to-stack, to-host, from-host, to-overlay, to-crypto, to-network, from-network, from-crypto,
+    from-overlay, to-endpoint; or a drop, with the rule that dropped it. Outer packets are shown with the packet that they carry.
+
+    A packet is `encrypted` when it was on every way between two hosts, `plaintext` when on none, `partial` when on some, and `unknown`
+    where nothing was seen that says so. Nothing is sent: let the ends speak meanwhile. Of a busy flow, hosts tell of 200 packets a second.
+
+    The exit code is 2 when a packet that is shown went in clear between two hosts.
+
+    ```sh
+    meshmark trace --from rome/shop --to rome/stock
+    meshmark trace --from rome/shop --to milan/bank --for 10s --output path
+    meshmark trace --from 10.200.1.10 --to 10.200.2.10 --cluster rome --port 443 --unencrypted --first 1
+    meshmark trace --from rome/shop --to rome/stock --output json > seen.json
+    meshmark trace --from rome/shop --to rome/stock --input-file seen.json --output path --last 1
+    ```
+    """
+    form = output or ("compact" if sys.stdout.isatty() else "json")
+    seconds = span_s(duration)
+    if not 1 <= seconds <= TRACE_SECONDS_MAX:
+        msg = f"--for {duration}: between 1s and {TRACE_SECONDS_MAX // 60}m, please; --follow goes on for longer"
+        raise Permanent(msg)
+    async with (nats or Nats()).connect() as broker:
+        allocations = await records.allocations(broker)
+        state = State(await records.admitted(broker), allocations.remaps)
+        wanted = session(state, allocations, (source, destination), cluster, int(seconds))
+        teller = Teller(wanted, filters, form)
+        if input_file is not None:
+            teller.tell(_recorded(input_file, wanted))
+        else:
+            async for found in _packets(broker, wanted, follow=follow):
+                teller.tell(found)
+                if teller.is_full:
+                    break
+    return teller.end()
+
+
+class Teller:
+    """Shows packets in a form, as they come or at the end, and keeps what the answer is made of."""
+
+    def __init__(self, wanted: Session, filters: Filters, form: Form) -> None:
+        self._wanted = wanted
+        self._filters = filters
+        self._form = form
+        self._kept: list[Trail] = []
+        self._count = 0
+        self._at_once = form in ("compact", "json") and not filters.last and filters.since is None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many packets were shown as were wanted."""
+        return self._filters.first is not None and self._count >= self._filters.first
+
+    def tell(self, found: Iterable[Trail]) -> None:
+        """Take packets in, and show those that are wanted, if that is to be now."""
+        new = self._filters.packets(list(found)) if self._at_once else list(found)
+        if self._at_once and self._filters.first is not None:
+            new = new[: self._filters.first - self._count]
+        self._kept = [*self._kept, *new][-_TRAILS_MAX:]
+        if self._at_once:
+            self._count += len(new)
+            self._show(new)
+        else:
+            self._count = len(self._filters.packets(self._kept))
+
+    def end(self) -> int:
+        """Show what is shown at the end; returns the exit code."""
+        kept = self._kept if self._at_once else self._filters.packets(self._kept)
+        if not self._at_once:
+            self._show(kept)
+        if self._form != "json":
+            if self._form != "path":
+                for line in forms.summary(courses(kept), self._wanted):
+                    console.print(line)
+            if not kept:
+                note(f"no such packet was seen between {self._wanted.source.name} and {self._wanted.destination.name}")
+        return EXIT_DIFFERENT if any(packet_verdict(trail) in ("plaintext", "partial") for trail in kept) else 0
+
+    def _show(self, found: list[Trail]) -> None:
+        events = [(way, self._named(way, event)) for way, event in self._filters.points(judged(found))]
+        match self._form:
+            case "compact":
+                for way, event in events:
+                    console.print(forms.compact(event, way, self._wanted))
+            case "table" if events:
+                show_table(forms.COLUMNS, [forms.row(event, way, self._wanted) for way, event in events])
+            case "json":
+                for _, event in events:
+                    emit_line(FlowMessage(event.node_name, event.time, event))
+            case "path":
+                for line in forms.paths(found, courses(found), self._wanted):
+                    console.print(line)
+
+    def _named(self, way: Way | None, event: FlowEvent) -> FlowEvent:
+        """The event with who its ends are."""
+        wanted = self._wanted
+        if way is None:
+            return event
+        ends = (wanted.source, wanted.destination) if way == "forward" else (wanted.destination, wanted.source)
+        return replace(event, source=ends[0].known, destination=ends[1].known)
+
+
+def _recorded(path: Path, wanted: Session) -> list[Trail]:
+    """The packets in a file of flow messages, one a line."""
+    stream = Stream(wanted)
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            message = codec.decode(line.encode(), FlowMessage)
+        except codec.DecodeError as error:
+            msg = f"{path}, line {number}: {error}"
+            raise Permanent(msg) from None
+        if message.flow is not None:
+            stream.add(message.flow, 0.0)
+    return stream.complete(0.0, all_of_them=True)
+
+
+async def _packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncIterator[list[Trail]]:
+    """Packets of the flow as they become known, until the time is over."""
+    loop = asyncio.get_running_loop()
+    seconds = next(iter(wanted.hosts.values())).seconds
+    stream, queue = Stream(wanted), asyncio.Queue[FlowMessage](_QUEUE)
+    async with _listening(broker, wanted.hosts, queue) as listening:
+        await _ask(broker, wanted)
+        end_s = again_s = loop.time() + seconds
+        while follow or loop.time() < end_s + _LATE_S:
+            await asyncio.sleep(_TICK_S)
+            for message in _taken(queue):
+                _note_lost(message)
+                if message.flow is not None:
+                    stream.add(message.flow, loop.time())
+            if found := stream.complete(loop.time()):
+                yield found
+            if follow and loop.time() > again_s - seconds / 2:
+                await _ask(broker, wanted)
+                again_s = loop.time() + seconds
+            if any(task.done() for task in listening):
+                break
+    yield stream.complete(loop.time(), all_of_them=True)
+
+
+@contextlib.asynccontextmanager
+async def _listening(broker: Broker, hosts: Iterable[HostId], queue: asyncio.Queue[FlowMessage]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Hear the hosts while the body runs; what does not fit the queue is lost, as with any subscriber that is too slow."""
+    async with contextlib.AsyncExitStack() as stack:
+        heard = [await stack.enter_async_context(broker.listen(subjects.flow(*host))) for host in hosts]
+
+        async def pump(source: AsyncIterator[object]) -> None:
+            async for message in source:
+                with contextlib.suppress(asyncio.QueueFull):
+                    queue.put_nowait(codec.decode(message.data, FlowMessage))  # type: ignore[attr-defined]
+
+        tasks = [asyncio.create_task(pump(source), name="flows") for source in heard]
+        try:
+            yield tasks
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _ask(broker: Broker, wanted: Session) -> None:
+    """Have all hosts tell of the flow. Those that do not answer are named; Permanent or what went wrong when none does."""
+    errors: list[MeshmarkError] = []
+    for host, wish in wanted.hosts.items():
+        try:
+            await broker.request(subjects.command(*host, "trace"), codec.encode(wish), _ANSWER_S)
+        except MeshmarkError as error:
+            errors.append(error)
+            note(f"{host} does not tell: {error}")
+    if len(errors) == len(wanted.hosts):
+        raise errors[0]
+
+
+def _taken(queue: asyncio.Queue[FlowMessage]) -> Iterator[FlowMessage]:
+    while not queue.empty():
+        yield queue.get_nowait()
+
+
+def _note_lost(message: FlowMessage) -> None:
+    if message.lost_events is not None:
+        count = message.lost_events.num_events_lost
+        how_many = "some, and the kernel does not say how many" if count is None else str(count)
+        note(f"{message.node_name} lost events of traced packets: {how_many}; ways may be unknown for that")

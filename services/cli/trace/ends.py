@@ -1,0 +1,193 @@
+"""The two ends of a flow, and what is asked of which host so that every step between them is seen. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from schemas.commands import TraceFlow
+from schemas.flow import FlowEnd, FlowEvent
+from schemas.host_objects import GeneveLink, VxlanLink, WireguardLink, WireguardPeer
+from schemas.topology import Gateway, Node, Pod
+from schemas.values import FAMILIES, Address
+from services.auditor.trace.trails import Way
+from services.planner import mesh
+from services.planner.allocate import Allocations
+from services.planner.compile import compile_host
+from services.planner.state import Attachment, HostId, State, seen_prefixes
+from services.runtime.errors import Permanent
+
+
+class End(Struct, frozen=True):
+    """One end of a flow. `host` is where it is, None for somebody outside of all clusters. `known` says who it is, for people.
+
+    `addresses` are its own, `seen` those by which the other end's cluster knows it.
+    """
+
+    name: str
+    known: FlowEnd
+    host: HostId | None
+    addresses: tuple[Address, ...]
+    seen: tuple[Address, ...] = ()
+
+    def has(self, *addresses: str) -> bool:
+        """Whether all of them are this end's, but for empty ones."""
+        return all(address in self.addresses or address in self.seen for address in addresses if address)
+
+
+class Session(Struct, frozen=True):
+    """A flow between two ends, and what each host on its way is asked to tell of, in the order of the way."""
+
+    source: End
+    destination: End
+    hosts: dict[HostId, TraceFlow]
+
+    @property
+    def route(self) -> tuple[str, ...]:
+        """The hosts on the way, as events call them."""
+        return tuple(map(str, self.hosts))
+
+    def ways(self, event: FlowEvent) -> tuple[Way, ...]:
+        """Which way a packet of the flow may go; none for any other packet."""
+        if event.ip is None:
+            return ()
+        sources, destinations = (event.ip.source, event.ip.source_xlated), (event.ip.destination, event.ip.destination_xlated)
+        forward = self.source.has(*sources) and self.destination.has(*destinations)
+        reply = self.destination.has(*sources) and self.source.has(*destinations)
+        found: tuple[tuple[bool, Way], ...] = ((forward, "forward"), (reply, "reply"))
+        return tuple(way for holds, way in found if holds)
+
+
+def session(state: State, allocations: Allocations, names: tuple[str, str], cluster: str | None, seconds: int) -> Session:
+    """The flow between two ends, as they are called: ``cluster/pod``, ``cluster/node``, or an address.
+
+    Permanent says what is wrong with a name. With `cluster`, names are of it, and addresses are looked for there alone.
+    """
+    source, destination = names
+    ends = [_end(state, allocations, name, cluster) for name in names]
+    if {*ends[0].addresses} & {*ends[1].addresses} and ends[0].host == ends[1].host:
+        msg = f"{source} and {destination} are the same end; give two"
+        raise Permanent(msg)
+    attachments = _between(state, *ends)
+    ends = [_as_seen(state, end, attachments) for end in ends]
+    hosts = [host for host in (ends[0].host, *(each.host for each in attachments), ends[1].host) if host is not None]
+    if not hosts:
+        msg = f"neither {source} nor {destination} is in a cluster; give a pod or node, as rome/shop, or one's address"
+        raise Permanent(msg)
+    flow = tuple(dict.fromkeys(address for end in ends for address in (*end.addresses, *end.seen)))
+    hosts = list(dict.fromkeys(hosts))
+    ports, places = _held(state, allocations, hosts)
+    wish = TraceFlow(flow, tuple(dict.fromkeys((*_outer(state, hosts), *sorted(places)))), tuple(sorted(ports)), seconds)
+    return Session(ends[0], ends[1], dict.fromkeys(hosts, wish))
+
+
+def _end(state: State, allocations: Allocations, name: str, cluster: str | None) -> End:
+    try:
+        address = Address.parse(name)
+    except ValueError:
+        return _named(state, allocations, name, cluster)
+    for home in [cluster] if cluster else sorted(state.clusters):
+        if (found := _owner(state, home, address)) is not None:
+            return found
+    return End(name, FlowEnd(), None, (address,))
+
+
+def _owner(state: State, cluster: str, address: Address) -> End | None:
+    """Whose address it is in a cluster: a pod's, a host's, or some pod's that no Endpoint tells of."""
+    pod = next((pod for pod in state.pods[cluster].values() if address in pod.addresses), None)
+    if pod is not None:
+        return End(f"{cluster}/{pod.name}", _pod(pod), HostId(cluster, pod.node), (address,))
+    host = state.host_with(cluster, address)
+    if host is not None:
+        return End(f"{cluster}/{host.name}", _host(host), HostId(cluster, host.name), (address,))
+    node = next((node for node in state.nodes[cluster].values() if any(prefix.covers(address) for prefix in node.pod_prefixes)), None)
+    if node is None:
+        return None
+    return End(address, FlowEnd(cluster_name=cluster, node_name=f"{cluster}/{node.name}"), HostId(cluster, node.name), (address,))
+
+
+def _named(state: State, allocations: Allocations, name: str, cluster: str | None) -> End:
+    home, slash, rest = name.partition("/")
+    if not slash and cluster:
+        home, rest = cluster, name
+    pod, host = state.pods[home].get(rest), state.host(HostId(home, rest)) if rest else None
+    if pod is not None:
+        return End(f"{home}/{rest}", _pod(pod), HostId(home, pod.node), pod.addresses)
+    if host is not None:
+        own = tuple(_senders(state, allocations, host)) if isinstance(host, Node) else ()
+        return End(f"{home}/{rest}", _host(host), HostId(home, host.name), (*host.addresses, *own))
+    known = [f"{of}/{each}" for of in state.clusters for each in (*state.pods[of], *state.nodes[of], *state.gateways[of])]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "write CLUSTER/POD, CLUSTER/NODE or an address"
+    msg = f"no pod, node or address {name!r}; {hint}"
+    raise Permanent(msg)
+
+
+def _senders(state: State, allocations: Allocations, node: Node) -> Iterator[Address]:
+    """By which addresses a node itself sends to pods, where that is not the underlay's."""
+    cluster, number = state.clusters[node.cluster], allocations.number(HostId(node.cluster, node.name))
+    found = (mesh.source(cluster, node, number, family) for family in FAMILIES)
+    return (address for address in found if address is not None)
+
+
+def _pod(pod: Pod) -> FlowEnd:
+    return FlowEnd(pod.cluster, f"{pod.cluster}/{pod.name}", f"{pod.cluster}/{pod.node}")
+
+
+def _host(host: Node | Gateway) -> FlowEnd:
+    return FlowEnd(host.cluster, node_name=f"{host.cluster}/{host.name}")
+
+
+def _between(state: State, here: End, there: End) -> tuple[Attachment, ...]:
+    """Both ends of the peering between two clusters; nothing inside one, or to somebody outside."""
+    if here.host is None or there.host is None or here.host.cluster == there.host.cluster:
+        return ()
+    for attachment in state.attachments[here.host.cluster].values():
+        if attachment.far.cluster == there.host.cluster:
+            far = state.attachments[there.host.cluster].values()
+            return (attachment, *(other for other in far if other.peering == attachment.peering))
+    msg = f"no peering joins {here.host.cluster} and {there.host.cluster}"
+    raise Permanent(msg)
+
+
+def _as_seen(state: State, end: End, attachments: Iterable[Attachment]) -> End:
+    """The end with the addresses by which the other cluster knows it."""
+    seen = [
+        real.translate(address, shown)
+        for attachment in attachments
+        if end.host is not None and attachment.far.cluster == end.host.cluster
+        for shown, real in seen_prefixes(state, attachment)
+        for address in end.addresses
+        if real.covers(address)
+    ]
+    return End(end.name, end.known, end.host, end.addresses, tuple(each for each in dict.fromkeys(seen) if each not in end.addresses))
+
+
+def _outer(state: State, hosts: Iterable[HostId]) -> Iterator[Address]:
+    """Where outer packets come from and go to: hosts, and where others find them."""
+    for host in hosts:
+        known = state.host(host)
+        yield from known.addresses if known is not None else ()
+        if isinstance(known, Node) and known.endpoint is not None and (address := known.endpoint.address) is not None:
+            yield address
+
+
+def _held(state: State, allocations: Allocations, hosts: Iterable[HostId]) -> tuple[set[int], set[Address]]:
+    """The UDP ports of outer packets, as the hosts' plans have them, and where gateways find each other."""
+    ports: set[int] = set()
+    places: set[Address] = set()
+    for host in hosts:
+        is_gateway = isinstance(state.host(host), Gateway)
+        for item in compile_host(state, allocations, host).objects().values():
+            match item:
+                case WireguardLink():
+                    ports.add(item.listen_port)
+                case VxlanLink() | GeneveLink():
+                    ports.add(item.port)
+                case WireguardPeer(endpoint=endpoint) if endpoint is not None:
+                    ports.add(endpoint.port)
+                    if is_gateway and endpoint.address is not None:
+                        places.add(endpoint.address)
+    return ports, places

@@ -1,0 +1,112 @@
+"""Which of the flow's packets are shown, by filters that are named as Hubble's. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from schemas.flow import FlowEvent, Layer4, Ports
+from services.auditor.trace.trails import Trail, Way, seconds
+from services.auditor.trace.verdicts import packet_verdict
+from services.runtime.errors import Permanent
+
+Protocol = Literal["tcp", "udp", "sctp", "icmp"]
+_SPAN = re.compile(r"(\d+)(ms|s|m|h)?")
+_UNITS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
+
+
+def span_s(text: str) -> float:
+    """A span of time as people write it: 30s, 5m, 500ms; a bare number is seconds."""
+    found = _SPAN.fullmatch(text.strip())
+    if found is None:
+        msg = f"{text!r} is no span of time; write it as 30s, 5m or 500ms"
+        raise Permanent(msg)
+    return int(found[1]) * _UNITS[found[2]]
+
+
+_Port = Annotated[list[int], Parameter(help="Only packets from or to this port, may be repeated", negative=())]
+_Protocol = Annotated[list[Protocol], Parameter(help="Only packets of this protocol, may be repeated", negative=())]
+_Encrypted = Annotated[bool, Parameter(help="Only packets that were encrypted on every way between two hosts", negative=())]
+_Unencrypted = Annotated[bool, Parameter(help="Only packets that went in clear between two hosts, on each way or on some", negative=())]
+_Verdict = Annotated[Literal["FORWARDED", "DROPPED"] | None, Parameter(help="Only points with this verdict")]
+_Ip = Annotated[list[str], Parameter(help="Only points where this is source or destination, also of outer packets", negative=())]
+_Node = Annotated[list[str], Parameter(help="Only points of this host, CLUSTER/NAME, may be repeated", negative=())]
+_First = Annotated[int | None, Parameter(help="End after so many packets")]
+_Last = Annotated[int | None, Parameter(help="Show the last so many packets, at the end")]
+_Since = Annotated[str | None, Parameter(help="Only packets of the last 5s, 2m, … of what was seen, at the end")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Filters:
+    """What is shown. A packet is shown whole, with what carried it, but for --node, --ip and --verdict, which choose among its points."""
+
+    port: _Port = field(default_factory=list)
+    protocol: _Protocol = field(default_factory=list)
+    encrypted: _Encrypted = False
+    unencrypted: _Unencrypted = False
+    verdict: _Verdict = None
+    ip: _Ip = field(default_factory=list)
+    node: _Node = field(default_factory=list)
+    first: _First = None
+    last: _Last = None
+    since: _Since = None
+
+    def packets(self, found: Sequence[Trail]) -> list[Trail]:
+        """Those of the packets that are shown."""
+        kept = [trail for trail in found if self._takes(trail)]
+        if self.since is not None and found:
+            newest = max(seconds(event) for trail in found for event in trail.seen)
+            kept = [trail for trail in kept if seconds(trail.seen[0]) >= newest - span_s(self.since)]
+        if self.first is not None:
+            kept = kept[: self.first]
+        return kept[-self.last :] if self.last else kept
+
+    def points(self, events: Iterable[tuple[Way | None, FlowEvent]]) -> Iterator[tuple[Way | None, FlowEvent]]:
+        """Those of their points that are shown."""
+        for way, event in events:
+            if self.node and event.node_name not in self.node:
+                continue
+            if self.verdict is not None and event.verdict != self.verdict:
+                continue
+            if self.ip and not set(self.ip) & set(_addresses(event)):
+                continue
+            yield way, event
+
+    def _takes(self, trail: Trail) -> bool:
+        event = trail.seen[0]
+        if self.port and not set(self.port) & set(_ports(event.l4)):
+            return False
+        if self.protocol and protocol_of(event.l4) not in self.protocol:
+            return False
+        if self.encrypted or self.unencrypted:
+            known = packet_verdict(trail)
+            return (self.encrypted and known == "encrypted") or (self.unencrypted and known in ("plaintext", "partial"))
+        return True
+
+
+def protocol_of(l4: Layer4 | None) -> Protocol | None:
+    """The protocol's name in small letters; ICMP of either family is one."""
+    if l4 is None:
+        return None
+    named: tuple[tuple[object, Protocol], ...] = ((l4.tcp, "tcp"), (l4.udp, "udp"), (l4.sctp, "sctp"), (l4.icmp4 or l4.icmp6, "icmp"))
+    return next((name for found, name in named if found is not None), None)
+
+
+def ports_of(l4: Layer4 | None) -> Ports | None:
+    """The ports of a protocol that has any."""
+    return (l4.tcp or l4.udp or l4.sctp) if l4 is not None else None
+
+
+def _ports(l4: Layer4 | None) -> tuple[int, ...]:
+    found = ports_of(l4)
+    return (found.source_port, found.destination_port) if found else ()
+
+
+def _addresses(event: FlowEvent) -> tuple[str, ...]:
+    found = event.outer
+    return (found.source, found.destination, found.source_xlated, found.destination_xlated) if found else ()

@@ -1,0 +1,208 @@
+"""Traces in a test's mesh: hosts are lent what a trace needs, and what their kernels tell is recorded and read as the auditor reads it."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import re
+import socket
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from schemas.commands import TraceFlow
+from schemas.flow import FlowEvent
+from schemas.plan import HostPlan
+from schemas.values import Address
+from services.applier.tracing import traced
+from services.auditor.trace.flows import Flows
+from services.auditor.trace.passages import Passages
+from services.auditor.trace.trails import Trail
+from services.auditor.trace.verdicts import courses, judged
+from services.auditor.trace.view import view_of
+from services.cli.lab import namespaces
+from services.cli.lab.layout import PREFIX, host_namespace
+from services.cli.trace import forms
+from services.cli.trace.ends import Session
+from services.kernel.events import listening
+from services.kernel.netlink import NETLINK_NETFILTER
+from services.kernel.nftrace import GROUP, trace_events
+from services.planner.state import HostId
+from tests.hosts import LinuxHost
+
+_BUFFER_BYTES = 4 << 20
+_BEGIN_S = 1_000_000_000.0
+_HANDLE = re.compile(r"handle \d+")
+
+
+ONE, TWO, THREE = (HostId("rome", f"worker-{number}") for number in (1, 2, 3))
+PODS = {
+    "shop": (Address("10.200.1.10"), Address("fd00:200:0:1::10")),
+    "stock": (Address("10.200.2.10"), Address("fd00:200:0:2::10")),
+    "post": (Address("10.200.3.10"), Address("fd00:200:0:3::10")),
+}
+
+
+class Case(Struct, frozen=True):
+    """A cluster's fields, a host whose rules of these priorities go, and the pod that is spoken to, in which family."""
+
+    cluster: dict[str, object] = {}
+    broken: tuple[HostId, tuple[int, ...]] | None = None
+    to: str = "stock"
+    family: int = 4
+    answered: bool = True
+
+
+CASES = {
+    "native": Case(),
+    "native-ipv6": Case(family=6),
+    "overlay": Case({"routing": "overlay"}),
+    "overlay-in-clear": Case({"routing": "overlay", "encryption": "none", "strict": "off"}),
+    "opted-out": Case(to="post"),
+    "reply-in-clear": Case(broken=(TWO, (1000,))),
+    "dropped": Case({"strict": "enforce"}, broken=(ONE, (1000, 1001)), answered=False),
+}
+
+
+def address(case: Case) -> Address:
+    return PODS[case.to][0 if case.family == 4 else 1]
+
+
+class Recorded(Struct):
+    """What a kernel told, as datagrams with when they came (seconds), and its links by number."""
+
+    links: dict[int, str]
+    datagrams: list[tuple[float, bytes]]
+
+    def write(self, path: Path) -> None:
+        """A line of links, then one for each datagram."""
+        lines = [" ".join(f"{number}={name}" for number, name in sorted(self.links.items()))]
+        lines += [f"{at_s:.6f} {base64.b64encode(data).decode()}" for at_s, data in self.datagrams]
+        path.write_text("\n".join(lines) + "\n", encoding="ascii")
+
+    @classmethod
+    def read(cls, path: Path) -> Recorded:
+        first, *rest = path.read_text(encoding="ascii").splitlines()
+        links = {int(number): name for number, _, name in (word.partition("=") for word in first.split())}
+        return cls(links, [(float(at_s), base64.b64decode(data)) for at_s, _, data in (line.partition(" ") for line in rest)])
+
+
+def flows(plan: HostPlan, recorded: Recorded) -> list[FlowEvent]:
+    """The flow events of what was recorded; uuids are counted from 1 on each host."""
+    numbers = itertools.count(1)
+    made = Flows(
+        view_of(plan),
+        plan.because,
+        lambda index: recorded.links.get(index, ""),
+        lambda: f"{plan.host}-{next(numbers)}",
+        lambda _: "",
+    )
+    passages, found, at_s = Passages(), list[FlowEvent](), _BEGIN_S
+    for at_s, data in recorded.datagrams:
+        for event in trace_events(data):
+            for passage in passages.hear(event, _BEGIN_S + at_s):
+                found += made.of(passage)
+    for passage in passages.idle(_BEGIN_S + at_s + 1):
+        found += made.of(passage)
+    return found
+
+
+class Recorder:
+    """Listens to the kernels of hosts, and lends them what a trace needs."""
+
+    def __init__(self, hosts: dict[HostId, LinuxHost], sockets: dict[HostId, socket.socket]) -> None:
+        self._hosts = hosts
+        self._sockets = sockets
+        self._began_s = time.time()
+        self.found = {host: Recorded(_links(hosts[host]), []) for host in hosts}
+
+    def lend(self, wish: TraceFlow) -> None:
+        for host in self._hosts.values():
+            host.lend(traced(wish), wish.seconds)
+
+    def take(self) -> None:
+        """Read what has come until now."""
+        for host, opened in self._sockets.items():
+            while True:
+                try:
+                    data = opened.recv(1 << 16)
+                except BlockingIOError:
+                    break
+                self.found[host].datagrams.append((time.time() - self._began_s, data))
+
+
+@contextmanager
+def recording(hosts: dict[HostId, LinuxHost]) -> Iterator[Recorder]:
+    """Listen to these hosts while the body runs."""
+    with ExitStack() as stack:
+        sockets = {}
+        for host in hosts:
+            opened = namespaces.inside(host_namespace(*host), lambda: listening(NETLINK_NETFILTER, (GROUP,), _BUFFER_BYTES))
+            sockets[host] = stack.enter_context(opened)
+        yield Recorder(hosts, sockets)
+
+
+def echo(place: str, to: Address, recorder: Recorder, count: int = 1, ident: int = 77) -> int:
+    """Send ICMP echo requests, one after the other; returns how many were answered. What hosts tell is read meanwhile."""
+    family, protocol, kind = (socket.AF_INET6, socket.IPPROTO_ICMPV6, 128) if ":" in to else (socket.AF_INET, socket.IPPROTO_ICMP, 8)
+    answered = 0
+    with namespaces.inside(f"{PREFIX}{place}", lambda: socket.socket(family, socket.SOCK_RAW, protocol)) as opened:
+        opened.settimeout(0.001)
+        for sequence in range(1, count + 1):
+            opened.sendto(_request(kind, ident, sequence), (to, 0))
+            answered += _is_answered(opened, recorder, ident, sequence)
+    recorder.take()
+    return answered
+
+
+def _is_answered(opened: socket.socket, recorder: Recorder, ident: int, sequence: int, patience_s: float = 2.0) -> bool:
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        recorder.take()
+        try:
+            data = opened.recv(2048)
+        except TimeoutError:
+            continue
+        message = data[20:] if data[0] >> 4 == 4 else data
+        if message[0] in (0, 129) and struct.unpack_from("!HH", message, 4) == (ident, sequence):
+            return True
+    return False
+
+
+def _request(kind: int, ident: int, sequence: int) -> bytes:
+    data = struct.pack("!BBHHH", kind, 0, 0, ident, sequence) + bytes(56)
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total = (total >> 16) + (total & 0xFFFF)
+    return data[:2] + struct.pack("!H", ~(total + (total >> 16)) & 0xFFFF) + data[4:]
+
+
+def _links(host: LinuxHost) -> dict[int, str]:
+    found = (line.split(": ", 2) for line in host.run("ip", "-o", "link").splitlines())
+    return {int(number): name.partition("@")[0] for number, name, _ in found}
+
+
+def drawn(found: Sequence[Trail], wanted: Session) -> str:
+    """Points line by line in the compact form, then each direction's path, without what differs from run to run."""
+    names: dict[str, str] = {}
+    lines = [forms.compact(event, way, wanted) for way, event in judged(_normal(found, names))]
+    lines = [line[line.index("[", 1) if line[0] != "[" else 0 :].removeprefix("\\") for line in lines]
+    return "\n".join([*lines, "", *forms.paths(list(_normal(found, {})), courses(found), wanted)]) + "\n"
+
+
+def _normal(found: Iterable[Trail], names: dict[str, str]) -> Iterator[Trail]:
+    """Trails whose receiver indices and links of pods are called by their order, and whose counters begin at 0."""
+    for trail in found:
+        outer = [replace(link, event=_plain(link.event, names)) for link in trail.outer]
+        yield Trail(trail.way, trail.corr, [_plain(event, names) for event in trail.seen], outer, trail.route)
+
+
+def _plain(event: FlowEvent, names: dict[str, str]) -> FlowEvent:
+    if event.wg is not None and event.wg.counter is not None:
+        index = int(names.setdefault(f"index {event.wg.receiver_index}", str(len(names) + 1)))
+        event = replace(event, wg=replace(event.wg, receiver_index=index, counter=0))
+    return replace(event, drop_reason_desc=_HANDLE.sub("handle N", event.drop_reason_desc))

@@ -1,0 +1,76 @@
+"""What real kernels (6.18, with wireguard-go) told of an echo request and its answer, as points, outer packets and verdicts.
+
+``recorded`` has their messages, host by host, without those that say nothing new; ``golden`` what a reviewer has read. The same flows are
+traced live in ``tests/integration/mesh/test_traces.py``, with the same transcripts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schemas.flow import FlowEvent
+from services.auditor.trace.trails import trails
+from services.cli.trace.ends import Session, session
+from services.planner.compile import compile_host
+from services.planner.core import Core, settle_rollouts
+from tests.topologies import encrypting, tell
+from tests.tracing import CASES, Recorded, drawn, flows
+
+HERE = Path(__file__).parent
+
+
+def told(name: str) -> tuple[Session, list[FlowEvent]]:
+    """The traced flow of a case, and all events of its hosts."""
+    core = Core()
+    tell(core, encrypting(**CASES[name].cluster))
+    settle_rollouts(core.state, core.allocations)
+    wanted = session(core.state, core.allocations, ("rome/shop", f"rome/{CASES[name].to}"), None, 60)
+    found: list[FlowEvent] = []
+    for host in wanted.hosts:
+        recorded = Recorded.read(HERE / "recorded" / f"{name}.{host.name}.trace")
+        found += flows(compile_host(core.state, core.allocations, host), recorded)
+    return wanted, found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_transcript_is_what_was_read(name: str) -> None:
+    """Points in order, translations, marks, the outer packets and how they were found, and each direction's verdict."""
+    wanted, found = told(name)
+    text = drawn(trails(found, wanted.ways, wanted.route), wanted)
+    assert text == (HERE / "golden" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "name,node,points",
+    [
+        ("native", "rome/worker-1", ["FROM_ENDPOINT", "TO_STACK", "TO_CRYPTO", "TO_NETWORK"]),
+        ("native", "rome/worker-2", ["FROM_NETWORK", "FROM_CRYPTO", "TO_ENDPOINT"]),
+        ("overlay", "rome/worker-1", ["FROM_ENDPOINT", "TO_OVERLAY", "TO_CRYPTO", "TO_NETWORK"]),
+        ("overlay", "rome/worker-2", ["FROM_NETWORK", "FROM_CRYPTO", "FROM_OVERLAY", "TO_ENDPOINT"]),
+        ("overlay-in-clear", "rome/worker-1", ["FROM_ENDPOINT", "TO_OVERLAY", "TO_NETWORK"]),
+        ("opted-out", "rome/worker-1", ["FROM_ENDPOINT", "TO_STACK", "TO_NETWORK"]),
+    ],
+)
+def test_points_come_in_ciliums_order(name: str, node: str, points: list[str]) -> None:
+    """Of the request, on the host that sends it and on the one that gets it."""
+    wanted, found = told(name)
+    request = trails(found, wanted.ways, wanted.route)[0]
+    assert [event.trace_observation_point for event in request.at(node)] == points
+
+
+def test_the_strict_flag_is_on_outer_packets_alone() -> None:
+    """As in Cilium: at the uplink, both ways, on both hosts."""
+    _, found = told("native")
+    flagged = {(event.node_name, event.trace_observation_point) for event in found if event.ip and event.ip.encrypted}
+    assert flagged == {(f"rome/worker-{number}", point) for number in (1, 2) for point in ("TO_NETWORK", "FROM_NETWORK")}
+    assert all(event.wg and event.wg.peer for event in found if event.ip and event.ip.encrypted)
+
+
+def test_what_is_inside_an_overlay_packet_is_not_made_up() -> None:
+    """It has the outer headers and no addresses of its own."""
+    _, found = told("overlay")
+    wrapped = [event for event in found if event.tunnel]
+    assert wrapped
+    assert all(event.ip is None and event.l4 is None and event.tunnel and event.tunnel.vni == 77 for event in wrapped)

@@ -1,0 +1,160 @@
+"""Which outer packet carried which inner one, never more than can be told, and what that says about encryption."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from schemas.flow import IP, Correlation, Encryption, EventType, FlowEvent, PointName, WireguardSeen
+from services.auditor.trace.trails import Trail, Way, trails
+from services.auditor.trace.verdicts import UNSEEN, courses, crossings, packet_verdict, verdict
+
+HERE, THERE = "rome/one", "rome/two"
+_BY_NODE = {HERE: "HERE", THERE: "THERE"}
+
+
+def at(point: PointName, node: str = HERE, ms: int = 0, group: str = "a", length: int = 84) -> FlowEvent:
+    """An inner packet at a point."""
+    wg = WireguardSeen("me.0", "peer") if point.endswith("CRYPTO") else None
+    return FlowEvent(
+        time=f"2026-01-01T00:00:00.{ms:03}000Z",
+        uuid=f"{node} {point} {ms} {group}",
+        verdict="FORWARDED",
+        ip=IP("10.0.0.1", "10.0.0.2", "IPv4"),
+        node_name=node,
+        event_type=EventType(4),
+        trace_observation_point=point,
+        length=length,
+        corr=Correlation(group, "headers", "high"),
+        wg=wg,
+    )
+
+
+def outer(node: str, ms: int, counter: int, length: int = 156, peer: str = "peer") -> FlowEvent:
+    """A packet of WireGuard's own, at the uplink: leaving one host, coming to the other."""
+    point: PointName = "TO_NETWORK" if node == HERE else "FROM_NETWORK"
+    made = at(point, node, ms, f"wg/{counter}", length)
+    return replace(
+        made, wg=WireguardSeen("me.0", peer, "data", 1, counter), corr=Correlation(f"wg/{counter}", "wireguard-counter", "exact")
+    )
+
+
+def forward(event: FlowEvent) -> tuple[Way, ...]:
+    del event
+    return ("forward",)
+
+
+def found(*events: FlowEvent) -> list[Trail]:
+    return trails(events, forward, (HERE, THERE))
+
+
+def carriers(trail: Trail) -> list[tuple[str, int | None, str]]:
+    return [(_BY_NODE[link.event.node_name], link.event.wg and link.event.wg.counter, link.corr.confidence) for link in trail.outer]
+
+
+def test_both_hosts_guess_the_same_packet() -> None:
+    """The one that left is found by peer, order and length, the one that came by its number, and it fits: that is high, not exact."""
+    (trail,) = found(at("TO_CRYPTO"), outer(HERE, 1, 5), outer(THERE, 2, 5), at("FROM_CRYPTO", THERE, 3))
+    assert carriers(trail) == [("HERE", 5, "high"), ("THERE", 5, "exact")]
+
+
+def test_packets_in_between_are_somebody_elses() -> None:
+    """Of another length, for another peer, or sent before."""
+    events = [
+        outer(HERE, 1, 1),
+        at("TO_CRYPTO", ms=10),
+        outer(HERE, 11, 2, length=172),
+        outer(HERE, 12, 3, peer="other"),
+        outer(HERE, 13, 4),
+    ]
+    (trail,) = found(*events)
+    assert carriers(trail) == [("HERE", 4, "inferred")]
+
+
+def test_packets_that_are_alike_keep_their_order() -> None:
+    """Each outer packet carries one inner packet."""
+    first, second = found(at("TO_CRYPTO"), at("TO_CRYPTO", ms=1, group="b"), outer(HERE, 2, 7), outer(HERE, 3, 8))
+    assert (carriers(first), carriers(second)) == ([("HERE", 7, "inferred")], [("HERE", 8, "inferred")])
+
+
+def test_nothing_is_said_of_what_was_not_seen() -> None:
+    """Without an outer packet in time there is none, and a peer that nobody knows fits nothing."""
+    (trail,) = found(at("TO_CRYPTO"), outer(HERE, 1, 1, peer=""))
+    assert trail.outer == []
+    late = replace(outer(HERE, 0, 1), time="2026-01-01T00:00:05.000000Z")
+    assert found(at("TO_CRYPTO"), late)[0].outer == []
+
+
+def test_an_equal_packet_at_the_same_point_is_another_one() -> None:
+    """A retransmission has the same headers."""
+    assert len(found(at("FROM_ENDPOINT"), at("TO_STACK", ms=1), at("FROM_ENDPOINT", ms=2))) == 2
+
+
+def test_equal_addresses_of_both_ends_are_told_apart_by_the_packets_other_points() -> None:
+    """Between gateways of clusters that overlap, source and destination may be the same."""
+
+    def ways(event: FlowEvent) -> tuple[Way, ...]:
+        return ("forward", "reply") if event.trace_observation_point == "TO_CRYPTO" else ("reply",)
+
+    (trail,) = trails([at("FROM_OVERLAY"), at("TO_CRYPTO", ms=1)], ways, (HERE, THERE))
+    assert (trail.way, len(trail.seen)) == ("reply", 2)
+
+
+@pytest.mark.parametrize(
+    "points,wanted",
+    [
+        ([("TO_CRYPTO", HERE), ("FROM_CRYPTO", THERE)], "encrypted"),
+        ([("TO_CRYPTO", HERE), ("TO_ENDPOINT", THERE)], "encrypted"),
+        ([("FROM_ENDPOINT", HERE), ("FROM_CRYPTO", THERE)], "encrypted"),
+        ([("TO_NETWORK", HERE), ("FROM_NETWORK", THERE)], "plaintext"),
+        ([("FROM_ENDPOINT", HERE), ("FROM_NETWORK", THERE)], "plaintext"),
+        ([("TO_CRYPTO", HERE), ("FROM_NETWORK", THERE)], "partial"),
+        ([("FROM_ENDPOINT", HERE), ("TO_ENDPOINT", THERE)], "unknown"),
+        ([("FROM_ENDPOINT", HERE), ("TO_ENDPOINT", HERE)], "unknown"),
+        ([("TO_CRYPTO", HERE)], "encrypted"),
+        ([("TO_OVERLAY", HERE), ("FROM_OVERLAY", THERE)], "unknown"),
+    ],
+)
+def test_a_verdict_needs_evidence(points: list[tuple[PointName, str]], wanted: Encryption) -> None:
+    """One end's word is enough; two that contradict each other are partial; none is unknown."""
+    (trail,) = found(*(at(point, node, ms) for ms, (point, node) in enumerate(points)))
+    assert packet_verdict(trail) == wanted
+
+
+def test_the_mark_of_the_decrypted_is_evidence() -> None:
+    """It survives the overlay's unwrapping."""
+    (trail,) = found(at("TO_OVERLAY"), replace(at("FROM_OVERLAY", THERE, 1), decrypted=True))
+    assert packet_verdict(trail) == "encrypted"
+
+
+def test_a_host_that_saw_nothing_is_named_as_such() -> None:
+    """What left for nobody knows where has been on its way all the same."""
+    (trail,) = found(at("FROM_ENDPOINT"), at("TO_CRYPTO", ms=1))
+    assert [(one.source, one.destination, one.verdict) for one in crossings(trail)] == [(HERE, UNSEEN, "encrypted")]
+
+
+@pytest.mark.parametrize(
+    "parts,wanted",
+    [
+        (["encrypted", "encrypted"], "encrypted"),
+        (["plaintext"], "plaintext"),
+        (["encrypted", "plaintext"], "partial"),
+        (["encrypted", "unknown"], "unknown"),
+        (["plaintext", "unknown"], "plaintext"),
+        (["partial"], "partial"),
+        ([], "unknown"),
+    ],
+)
+def test_several_ways_come_to_no_more_than_each_says(parts: list[Encryption], wanted: Encryption) -> None:
+    assert verdict(parts) == wanted
+
+
+def test_a_direction_counts_its_packets() -> None:
+    """One that one host missed adds no way to nowhere, and does not make the others unknown."""
+    whole = [at("FROM_ENDPOINT"), at("TO_CRYPTO", ms=1), at("FROM_CRYPTO", THERE, 2)]
+    missed = [at("FROM_ENDPOINT", ms=10, group="b"), at("TO_CRYPTO", ms=11, group="b")]
+    clear = [at("FROM_ENDPOINT", ms=20, group="c"), at("TO_NETWORK", ms=21, group="c"), at("FROM_NETWORK", THERE, 22, group="c")]
+    (course,) = courses(found(*whole, *missed))
+    assert (course.verdict, course.packets, [hop.encrypted for hop in course.hops]) == ("encrypted", 2, [1])
+    (course,) = courses(found(*whole, *clear))
+    assert (course.verdict, [(hop.encrypted, hop.plaintext) for hop in course.hops]) == ("partial", [(1, 1)])
