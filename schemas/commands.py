@@ -45,13 +45,14 @@ class Settled(Struct, frozen=True):
 
 
 class PeerNow(Struct, frozen=True, omit_defaults=True, rename=wire_name):
-    """Another node as a peer of the host's WireGuard device. `node` is empty for one that is not planned.
+    """Another node as a peer of the host's WireGuard device `link`. `node` is empty for one that is not planned.
 
     `is_there` is False for one that is planned and that the device does not have. `handshake_s` is the last one's Unix time, 0 for never.
     The bytes are what went through the tunnel since the peer was made.
     """
 
     node: str
+    link: str
     public_key: Key
     is_there: bool = True
     endpoint: Endpoint | None = None
@@ -74,7 +75,8 @@ class PointNow(Struct, frozen=True, rename=wire_name):
 class EncryptionNow(Struct, frozen=True, rename=wire_name):
     """Answer to verb ``encryption``: the host's part of its cluster's encryption, read at `at_s` (Unix time).
 
-    `device` is the WireGuard link, empty for a host that has no part in it. `peers` are the first of `peer_count`, by node.
+    `device` is the WireGuard link, empty for a host that has no part in it, and `port` its own; while a node of the cluster changes its key
+    there is a second one, with peers of its own. `peers` are the first of `peer_count`, by node.
     """
 
     cluster: Name

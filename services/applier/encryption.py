@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from schemas.commands import EncryptionNow, PeerNow, PointNow
 from schemas.encryption import Point, point_of
 from schemas.host_objects import NftChain, WireguardLink, WireguardPeer
 from schemas.nft import Comment
 from schemas.plan import Entry, HostPlan, Unit
-from schemas.values import Key
 from services.kernel.port import Kernel, PeerSeen
 
 PEERS_MAX = 3000
@@ -22,9 +21,10 @@ def encryption_now(kernel: Kernel, plan: HostPlan, at_s: float) -> EncryptionNow
     nothing = EncryptionNow(plan.cluster, plan.host, at_s)
     for unit in plan.units.values():
         table = _table(unit)
-        link = next((entry.object for entry in unit.values() if isinstance(entry.object, WireguardLink)), None)
-        if table is not None and link is not None:
-            peers = sorted(_peers(unit, link.name, {peer.public_key: peer for peer in kernel.peers(link.name)}), key=lambda peer: peer.node)
+        links = sorted((item for entry in unit.values() if isinstance(item := entry.object, WireguardLink)), key=lambda item: item.name)
+        if table is not None and links:
+            found = (peer for link in links for peer in _peers(unit, link.name, kernel.peers(link.name)))
+            peers, link = sorted(found, key=lambda peer: (peer.node, peer.link)), links[0]
             points = tuple(_points(kernel, table))
             return EncryptionNow(plan.cluster, plan.host, at_s, link.name, link.listen_port, len(peers), tuple(peers[:PEERS_MAX]), points)
     return nothing
@@ -40,16 +40,17 @@ def _table(unit: Unit) -> str | None:
     return None
 
 
-def _peers(unit: Unit, link: str, seen: dict[Key, PeerSeen]) -> Iterator[PeerNow]:
+def _peers(unit: Unit, link: str, held: Iterable[PeerSeen]) -> Iterator[PeerNow]:
+    seen = {peer.public_key: peer for peer in held}
     planned = {item.public_key: entry for entry in unit.values() if isinstance(item := entry.object, WireguardPeer) and item.link == link}
     for key, entry in planned.items():
         peer = seen.get(key)
-        yield _peer(_node(entry), peer) if peer is not None else PeerNow(_node(entry), key, is_there=False)
-    yield from (_peer("", peer) for key, peer in seen.items() if key not in planned)
+        yield _peer(_node(entry), link, peer) if peer is not None else PeerNow(_node(entry), link, key, is_there=False)
+    yield from (_peer("", link, peer) for key, peer in seen.items() if key not in planned)
 
 
-def _peer(node: str, seen: PeerSeen) -> PeerNow:
-    return PeerNow(node, seen.public_key, True, seen.endpoint, seen.handshake_s, seen.received_bytes, seen.sent_bytes)  # noqa: FBT003
+def _peer(node: str, link: str, seen: PeerSeen) -> PeerNow:
+    return PeerNow(node, link, seen.public_key, True, seen.endpoint, seen.handshake_s, seen.received_bytes, seen.sent_bytes)  # noqa: FBT003
 
 
 def _node(entry: Entry) -> str:

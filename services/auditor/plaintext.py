@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from schemas.drift import PLAINTEXT, ClearPacket, DriftEvent, DriftState
 from schemas.encryption import Direction, Point, Traffic, point_of
-from schemas.host_objects import GeneveLink, NftChain, NftElement, VxlanLink, WireguardLink
+from schemas.host_objects import GeneveLink, NftChain, NftElement
 from schemas.nft import Comment, Log, Verdict
 from schemas.plan import HostPlan, Unit
 from schemas.values import Address, Name, Prefix
@@ -40,7 +40,7 @@ _WAY: dict[Direction, str] = {"out": "left", "in": "arrived"}
 class Watched(Struct, frozen=True):
     """What of a plan the audit goes by: where packets are counted and shown, and which far ends encrypt, each with its object's key.
 
-    `group` is None where the kernel shows nothing. `shape` is all else in the unit that decides what is counted. `dropped` says whether
+    `group` is None where the kernel shows nothing. `shape` are the chains, which decide what is counted. `dropped` says whether
     strict mode drops what it counts.
     """
 
@@ -49,7 +49,7 @@ class Watched(Struct, frozen=True):
     group: int | None
     dropped: bool
     overlay: OverlayProtocol
-    shape: tuple[NftChain | WireguardLink, ...]
+    shape: tuple[NftChain, ...]
     pods: Mapping[Prefix, str]
     nodes: Mapping[Prefix, str]
 
@@ -77,7 +77,6 @@ def watched(plan: HostPlan) -> Watched | None:
 def _of_unit(name: str, unit: Unit, chains: list[NftChain], clear: list[NftChain]) -> Watched:
     pods: dict[Prefix, str] = {}
     nodes: dict[Prefix, str] = {}
-    shape: list[NftChain | WireguardLink] = [*chains]
     overlay: OverlayProtocol = "VXLAN"
     for key, entry in unit.items():
         match entry.object:
@@ -86,13 +85,9 @@ def _of_unit(name: str, unit: Unit, chains: list[NftChain], clear: list[NftChain
                 (pods if kind in _PODS else nodes)[prefix] = key
             case GeneveLink():
                 overlay = "GENEVE"
-            case WireguardLink() as link:
-                shape.append(replace(link, public_key=None))
-            case VxlanLink():
-                overlay = "VXLAN"
     statements = [item for chain in clear for rule in chain.rules for item in rule]
     group = next((item.group for item in statements if isinstance(item, Log)), None)
-    return Watched(name, clear[0].table, group, Verdict("drop") in statements, overlay, tuple(shape), pods, nodes)
+    return Watched(name, clear[0].table, group, Verdict("drop") in statements, overlay, tuple(chains), pods, nodes)
 
 
 def _counts_clear(chain: NftChain) -> bool:

@@ -162,6 +162,7 @@ def _show_one(one: HostEncryption, now_s: float) -> None:
     console.print(f"  leaked      {_leaked(one)}\n")
     rows = [
         (
+            peer.link,
             escape(peer.node) or "[red]not planned[/]",
             "[red]missing[/]" if not peer.is_there else _age(now_s - peer.handshake_s) if peer.handshake_s else "never",
             _size(peer.received_bytes),
@@ -171,7 +172,7 @@ def _show_one(one: HostEncryption, now_s: float) -> None:
         )
         for peer in one.now.peers
     ]
-    show_table(("PEER", "HANDSHAKE", "RECEIVED", "SENT", "ENDPOINT", "KEY"), rows)
+    show_table(("DEVICE", "PEER", "HANDSHAKE", "RECEIVED", "SENT", "ENDPOINT", "KEY"), rows)
     if (more := one.now.peer_count - len(one.now.peers)) > 0:
         console.print(f"and {more} more peers")
     console.print()
@@ -185,7 +186,7 @@ def _point_row(point: PointNow) -> tuple[str, ...]:
 
 def _wrong(peers: Iterable[PeerNow]) -> list[str]:
     """What is to be said of peers that are not as planned."""
-    missing = [peer.node for peer in peers if not peer.is_there]
+    missing = dict.fromkeys(peer.node for peer in peers if not peer.is_there)
     strange = sum(not peer.node for peer in peers)
     return [f"lacks its peer {node}" for node in missing] + ([f"{strange} peers that are not planned"] if strange else [])
 

@@ -32,7 +32,7 @@ def test_peers_by_node_and_packets_by_point() -> None:
     now = applier.encryption(PLAN)
     assert (now.cluster, now.host, now.at_s, now.device, now.port, now.peer_count) == ("rome", "worker-1", 9.0, "me.0", 51871, 1)
     [peer] = now.peers
-    assert (peer.node, peer.is_there, peer.handshake_s, peer.public_key) == ("worker-2", True, 7.0, PEER.public_key)
+    assert (peer.node, peer.link, peer.is_there, peer.handshake_s, peer.public_key) == ("worker-2", "me.0", True, 7.0, PEER.public_key)
     counted = {(point.point, point.state, point.direction, point.traffic): point.packets for point in now.points}
     assert counted.pop(("to-network", "plaintext", "out", "pods")) == 3
     assert counted

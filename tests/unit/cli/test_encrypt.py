@@ -18,7 +18,7 @@ from tests.topologies import encrypting
 from tests.unit.cli.broker import StubBroker
 
 ROME = Name("rome")
-PEER = PeerNow("worker-2", Key("2" * 42 + "A="), True, Endpoint("172.18.0.12:51871"), time.time(), 3_500_000, 900)
+PEER = PeerNow("worker-2", "me.0", Key("2" * 42 + "A="), True, Endpoint("172.18.0.12:51871"), time.time(), 3_500_000, 900)
 CLEAN = tuple(PointNow(name, "plaintext", way, "pods", 0, 0) for name, way in (("to-network", "out"), ("from-network", "in")))  # type: ignore[arg-type]
 NOW = EncryptionNow(ROME, Name("worker-1"), 5.0, "me.0", 51871, 1, (PEER,), (PointNow("to-crypto", "inner", "out", "all", 7, 700), *CLEAN))
 
@@ -75,7 +75,7 @@ async def test_a_host_that_does_not_answer_is_said_and_the_others_shown(rome: St
 
 async def test_peers_that_are_missing_or_strange_are_said(rome: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with what is known of it."""
-    missing, strange = PeerNow("worker-2", PEER.public_key, is_there=False), replace(PEER, node="", handshake_s=0.0, endpoint=None)
+    missing, strange = PeerNow("worker-2", "me.0", PEER.public_key, is_there=False), replace(PEER, node="", handshake_s=0.0, endpoint=None)
     say(rome, replace(NOW, peer_count=2, peers=(missing, strange)))
     assert await status(output="table", nats=rome) == 2
     assert "lacks its peer worker-2; 1 peers that are not planned" in capsys.readouterr().out
