@@ -30,6 +30,7 @@ class StubBroker:
         self.messages: dict[str, Message] = {}
         self.answers: dict[str, bytes] = {}
         self.published: list[Message] = []
+        self.asked: list[Message] = []
         self.follow: Callable[[Message], list[Message]] = lambda _: []
         self._listeners: list[tuple[str, asyncio.Queue[Message]]] = []
 
@@ -68,18 +69,24 @@ class StubBroker:
         return self.messages.get(subject)
 
     async def request(self, subject: str, data: bytes, timeout_s: float = 5.0) -> bytes:
+        message = Message(subject, data)
+        self.asked.append(message)
         if subject not in self.answers:
             msg = f"nobody serves {subject}"
             raise Waiting(msg, "a service")
+        self._tell(self.follow(message))
         return self.answers[subject]
+
+    def _tell(self, messages: list[Message]) -> None:
+        for following in messages:
+            for pattern, queue in self._listeners:
+                if matches(pattern, following.subject):
+                    queue.put_nowait(following)
 
     async def publish(self, subject: str, data: bytes) -> int:
         message = Message(subject, data, sequence=len(self.published) + 1)
         self.published.append(message)
-        for following in self.follow(message):
-            for pattern, queue in self._listeners:
-                if matches(pattern, following.subject):
-                    queue.put_nowait(following)
+        self._tell(self.follow(message))
         return message.sequence
 
     @contextlib.asynccontextmanager

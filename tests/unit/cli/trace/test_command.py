@@ -1,0 +1,176 @@
+"""``meshmark trace``: forms, filters and exit codes over what real hosts told, and what it asks of whom."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas import codec, subjects
+from schemas.commands import TraceFlow, Tracing
+from schemas.flow import FlowMessage, LostEvents
+from services.cli.trace import command, stream
+from services.cli.trace.command import trace
+from services.cli.trace.filters import Filters, span_s
+from services.planner.allocate import Allocations
+from services.planner.state import State
+from services.runtime.errors import Permanent, Waiting
+from services.runtime.messages import Message
+from tests.topologies import encrypting
+from tests.unit.auditor.trace.test_recorded import told
+from tests.unit.cli.broker import StubBroker
+
+HOSTS = (("rome", "worker-1"), ("rome", "worker-2"))
+
+
+def messages(name: str) -> list[FlowMessage]:
+    _, events = told(name)
+    return [FlowMessage(event.node_name, event.time, event) for event in events]
+
+
+@pytest.fixture
+def mesh(broker: StubBroker) -> StubBroker:
+    """The cluster that encrypts, with what the planner allocated for it."""
+    items, allocations = encrypting(), Allocations()
+    broker.admit(*items)
+    allocations.allocate(State(items), items)
+    for place in allocations.take_changes():
+        broker.put(subjects.allocation(*place), codec.encode(allocations.value(*place)))
+    return broker
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> dict[str, Path]:
+    """Files as ``--output json`` writes them."""
+    found = {}
+    for name in ("native", "reply-in-clear", "dropped"):
+        found[name] = tmp_path / f"{name}.json"
+        found[name].write_bytes(b"".join(codec.encode(message) + b"\n" for message in messages(name)))
+    return found
+
+
+async def shown(capsys: pytest.CaptureFixture[str], broker: StubBroker, path: Path, **options: object) -> tuple[int, str]:
+    ends = {"source": "rome/shop", "destination": "rome/stock", "output": "compact", **options}
+    code = await trace(**ends, input_file=path, nats=broker)  # type: ignore[arg-type]
+    return code, capsys.readouterr().out
+
+
+async def test_compact_has_a_line_for_each_point_and_the_answer(mesh: StubBroker, recorded, capsys):
+    """In Hubble's manner: the first end on the left, whichever way the packet goes."""
+    code, out = await shown(capsys, mesh, recorded["native"])
+    lines = out.splitlines()
+    assert code == 0
+    assert "[rome/worker-1]: 10.200.1.10 (rome/shop) -> 10.200.2.10 (rome/stock) to-crypto FORWARDED (ICMPv4 EchoRequest) dev me.0" in out
+    assert "[rome/worker-1]: 10.200.1.10 (rome/shop) <- 10.200.2.10 (rome/stock) from-crypto FORWARDED (ICMPv4 EchoReply) dev me.0" in out
+    assert lines[-4:] == [
+        "rome/shop → rome/stock: encrypted (1 packet)",
+        "    rome/worker-1 → rome/worker-2: encrypted (1 encrypted)",
+        "rome/stock → rome/shop: encrypted (1 packet)",
+        "    rome/worker-2 → rome/worker-1: encrypted (1 encrypted)",
+    ]
+
+
+async def test_what_went_in_clear_is_a_difference(mesh: StubBroker, recorded, capsys):
+    """The exit code says so; and --unencrypted shows nothing else."""
+    assert (await shown(capsys, mesh, recorded["reply-in-clear"]))[0] == 2
+    code, out = await shown(capsys, mesh, recorded["reply-in-clear"], filters=Filters(unencrypted=True))
+    assert (code, "EchoReply" in out, "EchoRequest" in out) == (2, True, False)
+    code, out = await shown(capsys, mesh, recorded["reply-in-clear"], filters=Filters(encrypted=True))
+    assert (code, "EchoReply" in out, "EchoRequest" in out) == (0, False, True)
+
+
+@pytest.mark.parametrize(
+    "filters,lines",
+    [
+        (Filters(), 14),
+        (Filters(first=1), 7),
+        (Filters(last=1), 7),
+        (Filters(since="1s"), 14),
+        (Filters(node=["rome/worker-2"]), 7),
+        (Filters(ip=["172.18.0.11"]), 4),
+        (Filters(verdict="DROPPED"), 0),
+        (Filters(protocol=["icmp"]), 14),
+        (Filters(protocol=["tcp"]), 0),
+        (Filters(port=[443]), 0),
+    ],
+)
+async def test_filters_are_named_as_hubbles(mesh: StubBroker, recorded, capsys, filters: Filters, lines: int):
+    """Whole packets by what they are, and points by host, address and verdict."""
+    _, out = await shown(capsys, mesh, recorded["native"], filters=filters)
+    assert sum("]: " in line for line in out.splitlines()) == lines
+
+
+async def test_json_is_what_it_reads(mesh: StubBroker, recorded, capsys, tmp_path: Path):
+    """One message a line, with the verdict and who the ends are, which can be read again."""
+    _, out = await shown(capsys, mesh, recorded["native"], output="json")
+    first = json.loads(out.splitlines()[0])["flow"]
+    assert first["IP"] == {"source": "10.200.1.10", "destination": "10.200.2.10", "ipVersion": "IPv4"}
+    assert (first["source"]["pod_name"], first["encryption"]) == ("rome/shop", "encrypted")
+    assert (first["trace_observation_point"], first["event_type"]) == ("FROM_ENDPOINT", {"type": 4, "sub_type": 5})
+    again = tmp_path / "again.json"
+    again.write_text(out, encoding="utf-8")
+    assert (await shown(capsys, mesh, again, output="json"))[1] == out
+
+
+async def test_a_drop_names_what_dropped_it(mesh: StubBroker, recorded, capsys):
+    """And a packet that never left is neither encrypted nor not."""
+    code, out = await shown(capsys, mesh, recorded["dropped"], output="path")
+    assert code == 0
+    assert "DROPPED" in out
+    assert "dropped by inet meshmark.mesh.rome" in out
+    assert "because Cluster/rome/rome" in out
+    assert "unknown (1 packet, 1 dropped)" in out
+
+
+async def test_a_table_has_the_same_points(mesh: StubBroker, recorded, capsys):
+    _, out = await shown(capsys, mesh, recorded["native"], output="table")
+    assert out.split()[:2] != []
+    assert "ENCRYPT" in out
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        ({"source": "rome/shob"}, "did you mean rome/shop?"),
+        ({"destination": "rome/shop"}, "the same end"),
+        ({"source": "192.0.2.1", "destination": "192.0.2.2"}, "neither 192.0.2.1 nor 192.0.2.2 is in a cluster"),
+        ({"duration": "2h"}, "between 1s and 10m"),
+        ({"duration": "soon"}, "30s, 5m or 500ms"),
+    ],
+)
+async def test_a_bad_word_is_named(mesh: StubBroker, recorded, options: dict[str, str], words: str):
+    ends = {"source": "rome/shop", "destination": "rome/stock", **options}
+    with pytest.raises(Permanent, match=words):
+        await trace(**ends, input_file=recorded["native"], nats=mesh)  # type: ignore[arg-type]
+
+
+async def test_hosts_on_the_way_are_asked_and_heard(mesh: StubBroker, capsys, monkeypatch: pytest.MonkeyPatch):
+    """Those alone, for what both need; what they lost is said, and what they saw is shown."""
+    monkeypatch.setattr(command, "_TICK_S", 0.01)
+    monkeypatch.setattr(command, "_LATE_S", 0.1)
+    monkeypatch.setattr(stream, "SETTLED_S", 0.05)
+    for host in HOSTS:
+        mesh.answers[subjects.command(*host, "trace")] = codec.encode(Tracing(7, 1))
+    lost = FlowMessage("rome/worker-2", "2026-01-01T00:00:00Z", lost_events=LostEvents("OBSERVER_EVENTS_QUEUE", 5))
+    said = [Message(subjects.flow(*message.node_name.split("/")), codec.encode(message)) for message in [*messages("native"), lost]]
+    mesh.follow = lambda asked: said if asked.subject == subjects.command("rome", "worker-2", "trace") else []
+    assert await trace(source="rome/shop", destination="10.200.2.10", duration="1s", output="compact", nats=mesh) == 0  # type: ignore[arg-type]
+    asked = {message.subject: codec.decode(message.data, TraceFlow) for message in mesh.asked}
+    assert set(asked) == {subjects.command(*host, "trace") for host in HOSTS}
+    (wish,) = set(asked.values())
+    assert wish.flow == ("10.200.1.10", "fd00:200:0:1::10", "10.200.2.10")
+    assert wish.outer == ("172.18.0.11", "2001:db8:18::11", "172.18.0.12", "2001:db8:18::12")
+    assert 51871 in wish.ports
+    told_of = capsys.readouterr()
+    assert told_of.out.count("to-crypto") == 2
+    assert "rome/worker-2 lost events of traced packets: 5" in told_of.err
+
+
+async def test_without_any_host_there_is_nothing_to_show(mesh: StubBroker):
+    with pytest.raises(Waiting):
+        await trace(source="rome/shop", destination="rome/stock", nats=mesh)  # type: ignore[arg-type]
+
+
+def test_spans_of_time():
+    assert [span_s(text) for text in ("30s", "5m", "500ms", "2", "1h")] == [30, 300, 0.5, 2, 3600]

@@ -1,0 +1,32 @@
+"""Whom a trace asks for what: the addresses by which each step of a way knows a flow."""
+
+from __future__ import annotations
+
+from services.cli.trace.ends import Session, session
+from services.planner.core import Core, settle_rollouts
+from tests.topologies import keys, tell, two_clusters
+
+
+def between(source: str, destination: str) -> Session:
+    core = Core()
+    tell(core, [*two_clusters(), *keys()])
+    settle_rollouts(core.state, core.allocations)
+    return session(core.state, core.allocations, (source, destination), None, 30)
+
+
+def test_a_flow_between_clusters_is_followed_through_both_gateways() -> None:
+    """By its real addresses and those by which the other cluster knows them, though both ends have the same."""
+    wanted = between("rome/shop", "milan/bank")
+    assert wanted.route == ("rome/worker-1", "rome/gateway", "milan/gateway", "milan/worker-1")
+    (wish,) = set(wanted.hosts.values())
+    assert wish.flow == ("10.200.1.10", "10.63.1.10", "10.61.1.10")
+    assert {"172.18.0.10", "172.18.1.10"} <= set(wish.outer)
+    assert {51840, 51841, 51842, 4789} <= set(wish.ports)
+
+
+def test_an_address_is_whose_it_is() -> None:
+    """A pod's, or that of a pod that nobody published on the node with the prefix, or somebody's outside."""
+    assert between("10.200.1.10", "rome/worker-2").source.name in ("milan/bank", "rome/shop")
+    unknown = between("10.200.2.99", "rome/shop").source
+    assert (unknown.name, unknown.known.node_name.partition("/")[2]) == ("10.200.2.99", "worker-2")
+    assert between("rome/shop", "192.0.2.9").route == ("rome/worker-1",)
