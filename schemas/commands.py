@@ -92,7 +92,7 @@ class EncryptionNow(Struct, frozen=True, rename=wire_name):
 TRACE_SECONDS_MAX = 600
 _Seconds = Annotated[int, Meta(ge=1, le=TRACE_SECONDS_MAX)]
 _Port = Annotated[int, Meta(ge=1, le=65535)]
-_Some = Meta(max_length=64)
+_Some = Meta(max_length=256)
 
 
 class TraceFlow(Struct, frozen=True):

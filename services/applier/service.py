@@ -28,7 +28,7 @@ from services.applier.core import Applier
 from services.applier.in_use import InUseWatch
 from services.applier.peers import PeerWatch
 from services.applier.reports import Reporter
-from services.applier.tracing import traced
+from services.applier.tracing import taken, traced
 from services.applier.watch import TunnelWatch
 from services.kernel.events import EventSource
 from services.kernel.linux import LinuxKernel
@@ -301,7 +301,10 @@ class ApplierService:
         except codec.DecodeError as error:
             msg = f"trace: {error}"
             raise MeshmarkError(msg) from None
-        elements = traced(wish)
+        elements = taken(traced(wish), self._require_plan().plan)
+        if not elements:
+            msg = f"{self._cluster}/{self._host} holds nothing by which a flow could be traced"
+            raise Waiting(msg, "a peering or a mesh")
         await self._in_thread(lambda: self._kernel.lend(elements, wish.seconds))
         return codec.encode(Tracing(len(elements), wish.seconds))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from schemas.commands import TraceFlow
 from schemas.host_objects import TRACE_TABLE, NftElement
+from schemas.plan import HostPlan
 from schemas.values import IPV6, Address
 
 
@@ -13,6 +16,11 @@ def traced(wish: TraceFlow) -> list[NftElement]:
     found += [_of("outer", address) for address in wish.outer]
     found += [NftElement(TRACE_TABLE, "ports", str(port)) for port in wish.ports]
     return list({item.key: item for item in found}.values())
+
+
+def taken(elements: Iterable[NftElement], plan: HostPlan) -> list[NftElement]:
+    """Those for which the plan has a set: a host may have nothing of a family that another one on the flow's way has."""
+    return [item for item in elements if any(f"set {item.table} {item.set}" in unit for unit in plan.units.values())]
 
 
 def _of(name: str, address: Address) -> NftElement:

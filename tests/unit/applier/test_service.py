@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from schemas import codec
-from schemas.commands import Repair, Settled
+from schemas.commands import Repair, Settled, TraceFlow, Tracing
 from schemas.epochs import first_epoch
 from schemas.host_objects import NftElement, PolicyRule, Route, VxlanLink, WireguardLink, WireguardPeer
 from schemas.in_use import InUse
@@ -31,7 +31,7 @@ from services.kernel.events import KernelEvent
 from services.kernel.fake import FakeHost, FakeKernel
 from services.kernel.transaction import Marker
 from services.runtime import neighbour
-from services.runtime.errors import Transient, Waiting
+from services.runtime.errors import MeshmarkError, Transient, Waiting
 from services.runtime.health import Readiness
 from services.runtime.messages import Message
 from services.runtime.metrics import Metrics
@@ -455,3 +455,22 @@ async def test_peers_that_shake_hands_are_counted_without_a_turn(monkeypatch: py
             report = await broker.reports.get()
             assert report.peers == expected
         assert kernel.host.commits == commits
+
+
+async def test_a_trace_is_lent_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The addresses and ports that are asked for, for that time, but for those of a family that the host has nothing of."""
+    kernel = FakeKernel()
+    wish = TraceFlow((Address("10.200.1.10"), Address("fd00:200::1")), (Address("172.18.0.11"),), (51871,), 30)
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(GATEWAY_PLAN, 1)
+        broker.announce(HostPlan(GATEWAY_PLAN.cluster, GATEWAY_PLAN.host, {}), GATEWAY_PLAN, 1)
+        await broker.reports.get()
+        answer = await broker.handlers["trace"](Message("mesh.cmd.rome.gateway.trace", codec.encode(wish)))
+        assert codec.decode(answer, Tracing) == Tracing(3, 30)
+        with pytest.raises(MeshmarkError, match="trace"):
+            await broker.handlers["trace"](Message("mesh.cmd.rome.gateway.trace", b'{"flow":["10.200.1.10"],"seconds":100000}'))
+    assert kernel.host.lent == {
+        "element meshmark.trace flows 10.200.1.10": 30,
+        "element meshmark.trace outer 172.18.0.11": 30,
+        "element meshmark.trace ports 51871": 30,
+    }
