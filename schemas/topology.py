@@ -244,7 +244,27 @@ class IpMapping(Object, frozen=True, kw_only=True, tag=True):
         return self.cluster
 
 
-Topology = Cluster | Node | Gateway | Peering | Pod | PublicKey | IpMapping | FirewallConfiguration | RouteConfiguration
+class EgressPolicy(Object, frozen=True, kw_only=True, tag=True):
+    """Which pods leave the cluster through which node, and as which address.
+
+    `pods` are prefixes or addresses inside the cluster's pod prefixes; a pod has at most one policy. What they send to `destinations`
+    (without any: to everything outside) goes by the overlay to `node`, encrypted where the cluster encrypts, and leaves there from the one
+    of `addresses` that is of its family. Without one it is the node's own underlay address. meshmark puts no address on an uplink: those
+    that are given must be the node's already, or be led to it.
+    """
+
+    cluster: Name
+    pods: Annotated[Prefixes, Meta(min_length=1)]
+    node: Name
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=2)] = ()
+    destinations: Prefixes = ()
+
+    @property
+    def home(self) -> Name:
+        return self.cluster
+
+
+Topology = Cluster | Node | Gateway | Peering | Pod | PublicKey | IpMapping | EgressPolicy | FirewallConfiguration | RouteConfiguration
 KINDS: dict[str, type[Topology]] = {
     "Cluster": Cluster,
     "Node": Node,
@@ -253,6 +273,7 @@ KINDS: dict[str, type[Topology]] = {
     "Endpoint": Pod,
     "PublicKey": PublicKey,
     "IpMapping": IpMapping,
+    "EgressPolicy": EgressPolicy,
     "FirewallConfiguration": FirewallConfiguration,
     "RouteConfiguration": RouteConfiguration,
 }
@@ -312,6 +333,8 @@ def _check(item: Topology) -> Topology:
         case IpMapping() if item.external is not None and item.external.family != item.real.family:
             reason = f"{item.external} and the real address {item.real} are of two families; give an IPv{item.real.family} address"
             raise DecodeError(reason, "$.external")
+        case EgressPolicy():
+            _check_egress(item)
         case FirewallConfiguration():
             check_firewall(item)
         case RouteConfiguration():
@@ -344,6 +367,26 @@ def _check_node(item: Node) -> None:
         if not any(prefix.covers(address) for prefix in item.pod_prefixes):
             reason = f"{address} is in none of the node's pod prefixes; only from there do other nodes take it"
             raise DecodeError(reason, f"$.sourceAddresses[{index}]")
+
+
+def _check_egress(item: EgressPolicy) -> None:
+    _one_of_a_family(item.addresses, "$.addresses")
+    pods = {prefix.family for prefix in item.pods}
+    families: dict[str, list[tuple[str, Family]]] = {
+        "addresses": [(address, address.family) for address in item.addresses],
+        "destinations": [(prefix, prefix.family) for prefix in item.destinations],
+    }
+    for name, values in families.items():
+        for index, (value, family) in enumerate(values):
+            if family not in pods:
+                reason = f"{value} is of IPv{family}, and no prefix of `pods` is; add one, or leave it out"
+                raise DecodeError(reason, f"$.{name}[{index}]")
+    for name, prefixes in (("pods", item.pods), ("destinations", item.destinations)):
+        for index, prefix in enumerate(prefixes):
+            other = next((earlier for earlier in prefixes[:index] if earlier.overlaps(prefix)), None)
+            if other is not None:
+                reason = f"{prefix} overlaps {other}, which is there already; leave one of them out"
+                raise DecodeError(reason, f"$.{name}[{index}]")
 
 
 def _check_peering(item: Peering) -> None:

@@ -19,9 +19,14 @@ from services.kernel.transaction import Change, Held
 _BY_DESTINATION = ("ip daddr", "ip6 daddr")
 
 
+_Elements = dict[tuple[str, str], list[tuple[Prefix, str]]]
+"""What sets and maps hold, by table and name: keys with their values."""
+
+
 class Translation(NamedTuple):
     """One NAT rule: which sets narrow it by destination (names; none: all flows), and the map that it looks an address up in.
 
+    It spares destinations in the sets `spared_by`.
     `way` is what it asks of the packet's mark. A rule that follows translates single sources of one way, whatever their destination:
     what it says counts only for flows that are known to go that way, by the destination's rule.
     """
@@ -32,11 +37,12 @@ class Translation(NamedTuple):
     map: str
     way: tuple[Match, ...]
     follows: bool
+    spared_by: tuple[str, ...] = ()
 
 
 def touches_nat(changes: Sequence[Change], objects: Mapping[str, PlanObject]) -> bool:
     """True when the changes can have made flows stale at all."""
-    deciding = _deciding(_translations(objects.values()))
+    deciding = _deciding([*_translations(objects.values()), *_former(changes)])
     return any(isinstance(item := change.subject, NftElement) and (item.table, item.set) in deciding for change in changes)
 
 
@@ -44,37 +50,53 @@ def stale_flows(changes: Sequence[Change], objects: Mapping[str, PlanObject], fl
     """The flows whose translation is not the one that `objects`, all that is wanted, lead to, or whose translation `changes` remove."""
     rules = _translations(objects.values())
     deciding = _deciding(rules)
-    elements: dict[tuple[str, str], list[tuple[Prefix, str]]] = {}
+    elements: _Elements = {}
     for item in objects.values():
         if isinstance(item, NftElement) and (item.table, item.set) in deciding:
             elements.setdefault((item.table, item.set), []).append((_prefix(item.element), item.value))
     judges = [_Judge(rule, elements) for rule in sorted(rules, key=lambda rule: rule.kind)]
-    gone = _removed(changes, rules, elements)
-    return [flow for flow in flows if _contradicts(flow, judges) or any(prefix.covers(flow.destination) for prefix in gone)]
+    gone, former = _removed(changes, rules, elements), _former_judges(changes, rules, elements)
+    return [
+        flow
+        for flow in flows
+        if _contradicts(flow, judges)
+        or any(prefix.covers(flow.destination) for prefix in gone)
+        or any(judge.verdict(flow) for judge in former)
+    ]
+
+
+class _Members:
+    """The elements of some sets or of a map, asked for the one that holds an address."""
+
+    def __init__(self, elements: Iterable[tuple[Prefix, str]]) -> None:
+        members = list(elements)
+        self._prefixes = [(prefix, value) for prefix, value in members if prefix.size > 1]
+        self._single = {prefix.bare: (prefix, value) for prefix, value in members if prefix.size == 1}
+        """Apart, since there may be many, and there are many flows."""
+
+    def find(self, address: Address) -> tuple[Prefix, str] | None:
+        known = self._single.get(address)
+        return known or next((member for member in self._prefixes if member[0].covers(address)), None)
 
 
 class _Judge:
     """What one NAT rule says of a flow: the address that the reply must have, or None when the rule does not concern it."""
 
-    def __init__(self, rule: Translation, elements: Mapping[tuple[str, str], list[tuple[Prefix, str]]]) -> None:
+    def __init__(self, rule: Translation, elements: _Elements) -> None:
         self.kind, self.way, self.follows = rule.kind, rule.way, rule.follows
-        members = elements.get((rule.table, rule.map), [])
-        self._prefixes = [(prefix, value) for prefix, value in members if prefix.size > 1]
-        self._single = {prefix.bare: (prefix, value) for prefix, value in members if prefix.size == 1}
-        """Apart, since there may be many, and there are many flows."""
-        narrowing = [elements.get((rule.table, name), []) for name in rule.narrowed_by]
-        self._narrowed = [prefix for members in narrowing for prefix, _ in members] if narrowing else None
+        self._members = _Members(elements.get((rule.table, rule.map), []))
+        self._narrowed = _Members(_all(rule.table, rule.narrowed_by, elements)) if rule.narrowed_by else None
+        self._spared = _Members(_all(rule.table, rule.spared_by, elements))
 
     def verdict(self, flow: Flow) -> bool | None:
         """True when the flow is right, False when it contradicts the rule, None when the rule does not concern it."""
-        if self._narrowed is not None and not any(prefix.covers(flow.destination) for prefix in self._narrowed):
+        if self._narrowed is not None and not self._narrowed.find(flow.destination):
+            return None
+        if self._spared.find(flow.destination):
             return None
         address, reply = (flow.destination, flow.reply_source) if self.kind == "dnat" else (flow.source, flow.reply_destination)
-        known = self._single.get(address)
-        for prefix, value in [known] if known is not None else self._prefixes:
-            if prefix.covers(address):
-                return bool(reply == _translated(prefix, address, value))
-        return None
+        found = self._members.find(address)
+        return bool(reply == _translated(found[0], address, found[1])) if found is not None else None
 
 
 def _contradicts(flow: Flow, judges: Sequence[_Judge]) -> bool:
@@ -90,14 +112,40 @@ def _contradicts(flow: Flow, judges: Sequence[_Judge]) -> bool:
     return False
 
 
+def _all(table: str, names: Iterable[str], elements: _Elements) -> Iterable[tuple[Prefix, str]]:
+    return (member for name in names for member in elements.get((table, name), []))
+
+
 def _translated(prefix: Prefix, address: Address, value: str) -> Address:
     onto = _prefix(value)
     return prefix.translate(address, onto) if onto.length == prefix.length else Address(value)
 
 
-def _removed(
-    changes: Sequence[Change], rules: Sequence[Translation], elements: Mapping[tuple[str, str], list[tuple[Prefix, str]]]
-) -> list[Prefix]:
+def _former(changes: Sequence[Change]) -> list[Translation]:
+    """The NAT rules of chains that are changed or removed, as they were."""
+    return _translations(change.old for change in changes if isinstance(change.old, NftChain))
+
+
+def _former_judges(changes: Sequence[Change], rules: Sequence[Translation], elements: _Elements) -> list[_Judge]:
+    """What removed elements said of sources: flows that are as they said would go on by another way under what is no address of theirs."""
+    senders = [rule for rule in dict.fromkeys((*rules, *_former(changes))) if rule.kind == "snat" and not rule.follows]
+    removed: _Elements = {}
+    for change in changes:
+        item = change.old
+        if change.new is None and isinstance(item, NftElement) and (prefix := _foreign_prefix(item.element)) is not None:
+            removed.setdefault((item.table, item.set), []).append((prefix, item.value))
+    found = []
+    for rule in senders:
+        if members := removed.get((rule.table, rule.map)):
+            around = {
+                (rule.table, name): [*elements.get((rule.table, name), []), *removed.get((rule.table, name), [])]
+                for name in (*rule.narrowed_by, *rule.spared_by)
+            }
+            found.append(_Judge(rule, {**around, (rule.table, rule.map): members}))
+    return found
+
+
+def _removed(changes: Sequence[Change], rules: Sequence[Translation], elements: _Elements) -> list[Prefix]:
     """Destinations that were translated and are not any more."""
     deciding = {(rule.table, rule.map) for rule in rules if rule.kind == "dnat"}
     kept = {prefix for key in deciding for prefix, _ in elements.get(key, [])}
@@ -116,7 +164,7 @@ def _foreign_prefix(text: str) -> Prefix | None:
 
 def _deciding(rules: Iterable[Translation]) -> set[tuple[str, str]]:
     """Table and name of every set and map that decides a translation."""
-    return {(rule.table, name) for rule in rules for name in (*rule.narrowed_by, rule.map)}
+    return {(rule.table, name) for rule in rules for name in (*rule.narrowed_by, *rule.spared_by, rule.map)}
 
 
 def _translations(objects: Iterable[Held]) -> list[Translation]:
@@ -129,9 +177,12 @@ def _translation(table: str, rule: Rule) -> Translation | None:
     if nat is None:
         return None
     by_destination = [statement for statement in rule if isinstance(statement, Match) and statement.selector in _BY_DESTINATION]
-    names = tuple(value.removeprefix("@") for statement in by_destination for value in statement.values if value.startswith("@"))
+    names, spared = (
+        tuple(value.removeprefix("@") for match in by_destination for value in match.values if match.op == op and value.startswith("@"))
+        for op in ("==", "!=")
+    )
     way = tuple(statement for statement in rule if isinstance(statement, Match) and statement.selector == "meta mark")
-    return Translation(nat.nat, table, names, nat.map, way, nat.nat == "snat" and not nat.prefix and not names)
+    return Translation(nat.nat, table, names, nat.map, way, nat.nat == "snat" and not nat.prefix and not (names or spared), spared)
 
 
 def _prefix(text: str) -> Prefix:

@@ -50,7 +50,8 @@ def register(app: App) -> None:
 async def publish(*paths: Paths, file: Files = [], wait_s: Wait = 10.0, nats: Nats | None = None) -> int:  # noqa: B006 - cyclopts reads the default
     """Publish topology objects and wait until the planner has admitted or refused each.
 
-    The kinds of objects are Cluster, Node, Gateway, Peering, Endpoint, IpMapping, FirewallConfiguration and RouteConfiguration.
+    The kinds of objects are Cluster, Node, Gateway, Peering, Endpoint, IpMapping, EgressPolicy, FirewallConfiguration and
+    RouteConfiguration.
 
     The exit code is 1 when one is refused, or when no verdict came in time.
 

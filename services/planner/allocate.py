@@ -15,8 +15,9 @@ from msgspec import Struct
 
 from schemas import codec
 from schemas.allocation import Remaps, Rotation
-from schemas.topology import Cluster, Gateway, IpMapping, Node, Peering, Topology
+from schemas.topology import Cluster, EgressPolicy, Gateway, IpMapping, Node, Peering, Topology
 from schemas.values import Address, Prefix
+from services.planner.egress import SLOT, WAY, Slot, Way, exits, known, room
 from services.planner.external import is_for_sources, mapping_numbers
 from services.planner.layout import HOST_NUMBER_MAX
 from services.planner.remaps import Exhausted, choose, contradicted, recovered
@@ -82,6 +83,9 @@ class Allocations:
         self.rotations: dict[HostId, Rotation] = {}
         self.turning: dict[str, HostId] = {}
         """By cluster, the node whose change of keys is under way."""
+        self.slots: dict[HostId, Slot] = {}
+        self.ways: dict[tuple[str, str], Way] = {}
+        """By cluster and name of the policy."""
         self._owner: dict[tuple[str, int], HostId] = {}
         self._mapping_with: dict[tuple[str, Address], str] = {}
         self._changed: set[tuple[str, str, str]] = set()
@@ -103,6 +107,23 @@ class Allocations:
     def number(self, host: HostId) -> int:
         """The number of a host that has one; KeyError otherwise."""
         return self.numbers[host].number
+
+    def slot(self, host: HostId) -> int:
+        """The slot of a node through which pods leave; KeyError where it has none."""
+        return self.slots[host].slot
+
+    def way(self, state: State, item: EgressPolicy) -> Way:
+        """How far a policy has moved towards its node."""
+        return known(self.ways.get((item.cluster, item.name)), item, state)
+
+    def set_way(self, policy: tuple[str, str], value: Way | None) -> None:
+        """Note a step of a policy, or (None) that it is gone."""
+        if self.ways.get(policy) != value:
+            if value is None:
+                del self.ways[policy]
+            else:
+                self.ways[policy] = value
+            self._changed.add((WAY, *policy))
 
     def rollout(self, peering: tuple[str, str]) -> Rollout:
         return self.rollouts.get(peering, NOTHING)
@@ -135,7 +156,7 @@ class Allocations:
 
         `state` already holds those that are there; the others are gone, or are what was there before.
         """
-        concerned = [item for item in items if isinstance(item, Cluster | Node | Gateway | Peering | IpMapping)]
+        concerned = [item for item in items if isinstance(item, Cluster | Node | Gateway | Peering | IpMapping | EgressPolicy)]
         for item in concerned:
             if state.objects.get(item.ref) is not item:
                 continue
@@ -146,12 +167,20 @@ class Allocations:
                     self._remap(state, item)
                 case IpMapping():
                     self._allocate_external(state, item)
+                case EgressPolicy():
+                    self._let_out(state, item)
                 case Cluster():
-                    joined = {attachment.peering.ref for attachment in state.attachments[item.name].values()}
-                    for ref in sorted(joined):
-                        self._remap(state, state.peerings[ref])
-        for key, remap in contradicted(state, [item for item in concerned if not isinstance(item, IpMapping)]):
+                    self._suit(state, item)
+        for key, remap in contradicted(state, [item for item in concerned if not isinstance(item, IpMapping | EgressPolicy)]):
             self._set_remaps(key, Remaps(tuple(one for one in self.remaps[key].remaps if one != remap)))
+
+    def _suit(self, state: State, cluster: Cluster) -> None:
+        """Give what is in a cluster, or joined with it, what it needs now."""
+        for policy in state.egress[cluster.name].values():
+            self._let_out(state, policy)
+        joined = {attachment.peering.ref for attachment in state.attachments[cluster.name].values()}
+        for ref in sorted(joined):
+            self._remap(state, state.peerings[ref])
 
     def _number(self, state: State, host: HostId) -> None:
         if host not in self.numbers or self.number(host) > _room(state, host.cluster):
@@ -177,10 +206,14 @@ class Allocations:
         if peering_key(peering) not in self.remaps:
             self._set_remaps(peering_key(peering), recovered(state, peering, held))
 
-    def value(self, what: str, cluster: str, name: str) -> Number | External | Remaps | Rollout | Rotation | None:
+    def value(self, what: str, cluster: str, name: str) -> Number | External | Remaps | Rollout | Rotation | Slot | Way | None:
         """What is to be written for a change; None for what is gone."""
         if what == NUMBER:
             return self.numbers.get(HostId(cluster, name))
+        if what == SLOT:
+            return self.slots.get(HostId(cluster, name))
+        if what == WAY:
+            return self.ways.get((cluster, name))
         if what == REMAPS:
             return self.remaps.get((cluster, name))
         if what == ROTATION:
@@ -195,6 +228,10 @@ class Allocations:
             self.remaps[cluster, name] = codec.decode(payload, Remaps)
         elif what == ROTATION:
             self.put_rotation(HostId(cluster, name), codec.decode(payload, Rotation))
+        elif what == SLOT:
+            self.slots[HostId(cluster, name)] = codec.decode(payload, Slot)
+        elif what == WAY:
+            self.ways[cluster, name] = codec.decode(payload, Way)
         elif what == EXTERNAL:
             self.put_external((cluster, name), codec.decode(payload, External))
         else:
@@ -204,6 +241,34 @@ class Allocations:
         """What is to be written since the last call: (what, cluster, name), sorted."""
         found, self._changed = sorted(self._changed), set()
         return found
+
+    def _let_out(self, state: State, item: EgressPolicy) -> None:
+        """A policy's nodes need slots; its first one is that through which its pods leave from the start."""
+        key = (item.cluster, item.name)
+        if key not in self.ways:
+            self.set_way(key, Way(item.node))
+        for name in sorted(exits(self.way(state, item), item)):
+            self._slot(state, HostId(item.cluster, name))
+
+    def _slot(self, state: State, host: HostId) -> None:
+        limit = room(state.clusters[host.cluster].marks)
+        if host in self.slots and self.slot(host) <= limit:
+            return
+        taken = {value.slot: owner for owner, value in self.slots.items() if owner.cluster == host.cluster and owner != host}
+        free = next((slot for slot in range(1, limit + 1) if slot not in taken), None)
+        if free is None:
+            used = {
+                HostId(host.cluster, name) for item in state.egress[host.cluster].values() for name in exits(self.way(state, item), item)
+            }
+            free = next((slot for slot, owner in sorted(taken.items()) if slot <= limit and owner not in used), None)
+        if free is None:
+            msg = f"the cluster's `marks` tell at most {max(limit, 0)} nodes apart through which pods leave; give a wider mask"
+            raise Exhausted(msg, "$.node", f"Cluster/{host.cluster}/{host.cluster}")
+        if (owner := taken.get(free)) is not None:
+            del self.slots[owner]
+            self._changed.add((SLOT, *owner))
+        self.slots[host] = Slot(free)
+        self._changed.add((SLOT, *host))
 
     def _allocate_external(self, state: State, item: IpMapping) -> None:
         held = self.externals.get((item.cluster, item.name))

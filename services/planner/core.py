@@ -16,12 +16,14 @@ from schemas.codec import DecodeError
 from schemas.in_use import InUse
 from schemas.plan import HostPlan, diff_units, digest_of, mesh_unit
 from schemas.status import ApplyReport, Refusal
-from schemas.topology import KINDS, Gateway, Node, Peering, Topology, decode_topology
+from schemas.topology import KINDS, EgressPolicy, Gateway, Node, Peering, Topology, decode_topology
 from schemas.values import Name, Prefix
 from services.planner.admit import Problem, admit, admit_removal, admit_together, overtaken
 from services.planner.allocate import NOTHING, Allocations, Rollout, advance, peering_id
 from services.planner.compile import Compiler, gateway
 from services.planner.compile.parts import unit_name
+from services.planner.egress import Way
+from services.planner.egress import advance as advance_way
 from services.planner.remaps import Exhausted
 from services.planner.rotations import Rotations
 from services.planner.state import Attachment, HostId, State
@@ -173,6 +175,7 @@ class Core:
         A host's first plan is one, even when there is nothing for it to hold: it answers for that, and is known not to be silent.
         """
         self._advance_rollouts()
+        self._advance_ways()
         for host in self._rotations.advance():
             self._dirty |= self._compiler.turn(host)
         found = []
@@ -267,6 +270,8 @@ class Core:
         outcome.admitted.append(Admitted(ref, wish.item, wish.said))
         if wish.item is None and isinstance(before, Peering):
             self.allocations.set_rollout((before.cluster, before.name), NOTHING)
+        if wish.item is None and isinstance(before, EgressPolicy):
+            self.allocations.set_way((before.cluster, before.name), None)
         if wish.item is None and isinstance(before, Node | Gateway):
             self._drop_key(HostId(before.cluster, before.name), wish.said, outcome)
 
@@ -361,6 +366,21 @@ class Core:
                 self.allocations.set_rollout(key, moved)
                 self._dirty |= self._compiler.refresh([item])
 
+    def _advance_ways(self) -> None:
+        """Lead pods to the node that their policy names now once that is ready, and let the one before go once all have followed."""
+        for policies in list(self.state.egress.values()):
+            for item in policies.values():
+                way = self.allocations.way(self.state, item)
+                if way == Way(item.node):
+                    continue
+                all_hold = way.node == item.node and all(
+                    self._holds_mesh(HostId(item.cluster, name)) for name in self.state.nodes[item.cluster]
+                )
+                moved = advance_way(way, item.node, wanted_holds=self._holds_mesh(HostId(item.cluster, item.node)), all_hold=all_hold)
+                if moved != way:
+                    self.allocations.set_way((item.cluster, item.name), moved)
+                    self._dirty |= self._compiler.refresh([item])
+
     def _is_rolled_out(self, attachments: tuple[Attachment, Attachment]) -> bool:
         """True when how far the tunnels were rolled out was lost with a store, and both ends have them: nothing is to begin anew.
 
@@ -382,6 +402,7 @@ class Core:
         return self._holds(host, mesh_unit(host.cluster))
 
     def _holds(self, host: HostId, unit: str) -> bool:
+        """True when a host holds the very unit that is published and still wanted."""
         plan, report = self.published.get(host), self.reports.get(host)
         if plan is None or report is None:
             return False
@@ -397,6 +418,9 @@ def settle_rollouts(state: State, allocations: Allocations) -> None:
     """Set every rollout to its end: what the plans are once all hosts have followed (for plans on paper)."""
     for item in state.peerings.values():
         allocations.set_rollout((item.cluster, item.name), Rollout.complete(item.tunnels))
+    for policies in state.egress.values():
+        for policy in policies.values():
+            allocations.set_way((policy.cluster, policy.name), Way(policy.node))
 
 
 def _translations(attachment: Attachment, published: Mapping[HostId, HostPlan]) -> dict[Prefix, Prefix]:

@@ -22,8 +22,13 @@ MESH_TABLE = 7011
 """On nodes, where the mesh overlay leads to each node's pods."""
 ENCRYPT_TABLE = 10
 """On nodes, what is to be encrypted: by default into the WireGuard device (the seed's number)."""
+EGRESS_TABLE = 7100
+"""On nodes, the way to each node through which pods leave the cluster: this and the slot of that node."""
+EGRESS_SLOTS = 254
+"""So many nodes of a cluster may be such; slots count from 1."""
+EGRESS_TABLES = range(EGRESS_TABLE + 1, EGRESS_TABLE + EGRESS_SLOTS + 1)
 GATEWAY_TABLES = (OUTGOING_TABLE, INCOMING_TABLE)
-OWN_TABLES = frozenset((*GATEWAY_TABLES, NODE_TABLE, MESH_TABLE, ENCRYPT_TABLE))
+OWN_TABLES = frozenset((*GATEWAY_TABLES, NODE_TABLE, MESH_TABLE, ENCRYPT_TABLE, *EGRESS_TABLES))
 """No published route goes there."""
 PUBLISHED_TABLE = 77_000_000
 PUBLISHED_TABLES = 1_000_000
@@ -39,6 +44,8 @@ RULE_INCOMING = 901
 GATEWAY_RULES = (RULE_CONTROL, RULE_LOCAL_OUTGOING, RULE_LOCAL_INCOMING, RULE_OUTGOING, RULE_INCOMING)
 RULE_NODE = 900
 RULE_MESH = 902
+RULE_EGRESS = 903
+"""What leaves the cluster through another node, and the answers on their way back."""
 RULE_ENCRYPT = 1000
 """The seed's priority, for what is marked to be encrypted."""
 RULE_OWN_ENCRYPT = 1001
@@ -84,7 +91,10 @@ PRIORITY_MANGLE = -150
 PRIORITY_DSTNAT = -100
 PRIORITY_AFTER_DSTNAT = -90
 """Destinations are what they will be: a service's address has become a pod's, and the answer to what was masqueraded is for its pod."""
+PRIORITY_AFTER_STEERING = -89
 PRIORITY_FILTER = 0
+PRIORITY_BEFORE_NAT = 98
+"""Sources are still what they came with."""
 PRIORITY_BEFORE_SRCNAT = 99
 """Just before the CNI's masquerading, which must not see flows to a remote cluster."""
 PRIORITY_SRCNAT = 100

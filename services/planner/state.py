@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from schemas.allocation import Remaps, Rotation
 from schemas.in_use import InUse
 from schemas.objects import PassThrough
-from schemas.topology import Cluster, Gateway, IpMapping, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
+from schemas.topology import Cluster, EgressPolicy, Gateway, IpMapping, Node, Peering, PeeringEnd, Pod, PublicKey, Topology
 from schemas.values import Address, Prefix
 from services.planner.names import overlay_link
 from services.planner.ring import Ring
@@ -116,6 +116,8 @@ class State:
         """By cluster, the hosts that have said which key is to follow theirs."""
         self.attachments: dict[str, dict[str, Attachment]] = defaultdict(dict)
         self.mappings: dict[str, Mappings] = defaultdict(Mappings)
+        self.egress: dict[str, dict[str, EgressPolicy]] = defaultdict(dict)
+        """By cluster and name."""
         self.rings: dict[str, Ring] = defaultdict(Ring)
         """The nodes of each cluster, for choices that few changes touch."""
         self.passing: dict[str, dict[str, PassThrough]] = defaultdict(dict)
@@ -191,9 +193,11 @@ class State:
             self.changing[item.cluster].add(item.name)
 
     def _put_choice(self, item: Topology) -> None:
-        """Index mappings, and what is chosen from for them."""
+        """Index mappings and policies, and what is chosen from for them."""
         if isinstance(item, IpMapping):
             self.mappings[item.cluster].put(item)
+        elif isinstance(item, EgressPolicy):
+            self.egress[item.cluster][item.name] = item
         elif isinstance(item, Node):
             self.rings[item.cluster].add(item.name)
         self._forget_choices(item)
@@ -201,6 +205,8 @@ class State:
     def _remove_choice(self, item: Topology) -> None:
         if isinstance(item, IpMapping):
             self.mappings[item.cluster].remove(item)
+        elif isinstance(item, EgressPolicy):
+            del self.egress[item.cluster][item.name]
         elif isinstance(item, Node):
             self.rings[item.cluster].discard(item.name)
         self._forget_choices(item)

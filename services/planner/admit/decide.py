@@ -7,10 +7,10 @@ from itertools import chain
 
 from schemas.firewall import FirewallConfiguration
 from schemas.routing import RouteConfiguration
-from schemas.topology import Cluster, Gateway, IpMapping, Node, Peering, Pod, PublicKey, Topology
+from schemas.topology import Cluster, EgressPolicy, Gateway, IpMapping, Node, Peering, Pod, PublicKey, Topology
 from services.planner import layout
 from services.planner.admit import cluster as clusters
-from services.planner.admit import firewall, hosts, mapping, mesh, routing
+from services.planner.admit import egress, firewall, hosts, mapping, mesh, routing
 from services.planner.admit import peering as peerings
 from services.planner.admit.in_use import taken_by_others
 from services.planner.admit.problem import Problem, as_problems, missing_cluster
@@ -83,6 +83,7 @@ def _users(item: Topology, state: State) -> Iterator[str]:
         case Node():
             yield from (state.pods[item.cluster][name].ref for name in sorted(state.pods_by_node[HostId(item.cluster, item.name)]))
             yield from sorted(mapping.ref for mapping in state.mappings[item.cluster] if mapping.node == item.name)
+            yield from sorted(policy.ref for policy in state.egress[item.cluster].values() if policy.node == item.name)
         case Gateway():
             if attachment := state.attachments[item.cluster].get(item.name):
                 yield attachment.peering.ref
@@ -117,6 +118,8 @@ def _problems(item: Topology, state: State) -> Iterator[Problem]:
             yield from peerings.peering(item, state)
         case IpMapping():
             yield from missing_cluster(item.cluster, "$.cluster", state) or _mapping(item, state)
+        case EgressPolicy():
+            yield from missing_cluster(item.cluster, "$.cluster", state) or as_problems(egress.problems(item, state))
         case FirewallConfiguration():
             yield from missing_cluster(item.cluster, "$.cluster", state) or _firewall(item, state)
         case RouteConfiguration():

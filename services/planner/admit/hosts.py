@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from schemas.topology import Cluster, Gateway, Node, Pod, PublicKey
 from schemas.values import IPV6, Address, Prefix
 from services.planner import layout, names
-from services.planner.admit import mapping, mesh, routing
+from services.planner.admit import egress, mapping, mesh, routing
 from services.planner.admit import peering as peerings
 from services.planner.admit.cluster import too_little
 from services.planner.admit.problem import Problem, as_problems, listed
@@ -39,6 +39,9 @@ def host(item: Node | Gateway, state: State) -> Iterator[Problem]:
         yield from _node_prefixes(item, cluster, state)
         yield from as_problems(mesh.whole_prefixes(item, state))
         yield from as_problems(mesh.node(item, state))
+        yield from as_problems(egress.node(item, state))
+    else:
+        yield from as_problems(egress.taken(item, state))
 
 
 def _met(item: Node | Gateway, attachment: Attachment, state: State) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from schemas.in_use import Number
 from schemas.objects import PassThrough
 from schemas.routing import RouteConfiguration
 from schemas.routing_check import families
-from schemas.topology import Cluster, Gateway, Node, Peering, Topology
+from schemas.topology import Cluster, EgressPolicy, Gateway, Node, Peering, Topology
 from services.planner import layout
 from services.planner.admit.problem import Problem
 from services.planner.compile.firewall import mark_bits
@@ -32,6 +32,7 @@ _UNNAMED_PRIORITY = "give another order, or a priority, or take theirs away"
 _PORTS = "take other ports, or end that"
 _FIELD = "give the cluster other `marks`, take theirs away, or let the node opt out"
 _OVERLAY = "meshmark needs it on nodes: take theirs away"
+_EGRESS_MARKS = "give the cluster other `marks`, or take theirs away"
 _ENCRYPTION = "meshmark needs it on nodes that encrypt: take theirs away, or let the node opt out"
 _OWN = "meshmark needs it for itself: take theirs away, or give the gateway a network namespace of its own"
 
@@ -80,6 +81,10 @@ def _takings(item: Topology, state: State) -> Iterator[_Taking]:
         case Peering():
             for place in (0, 1):
                 yield from _peering(Attachment(item, place), f"$.ends[{place}]", state)
+        case EgressPolicy() if item.cluster in state.clusters:
+            known_cluster = state.clusters[item.cluster]
+            leading = (host for host, known in _reporting(item.cluster, state) if isinstance(known, Node))
+            yield from (_Taking(host, *found) for host in leading for found in _egress(known_cluster))
         case Cluster():
             nodes = ((host, known) for host, known in _reporting(item.name, state) if isinstance(known, Node))
             yield from (_Taking(host, *found) for host, known in nodes for found in _mesh(item, known))
@@ -118,6 +123,13 @@ def _mesh(cluster: Cluster, node: Node) -> Iterator[tuple[Number, str, str]]:
         yield Number("table", layout.ENCRYPT_TABLE), "$.encryption", _ENCRYPTION
         for priority in (layout.RULE_ENCRYPT, layout.RULE_OWN_ENCRYPT):
             yield Number("priority", priority), "$.encryption", _ENCRYPTION
+
+
+def _egress(cluster: Cluster) -> Iterator[tuple[Number, str, str]]:
+    """What nodes need to lead pods to where they leave the cluster. Which tables, the planner chooses: none of them may be others'."""
+    yield Number("mark", cluster.marks.mask), "$.cluster", _EGRESS_MARKS
+    yield Number("priority", layout.RULE_EGRESS), "$.cluster", _OVERLAY
+    yield from ((Number("table", table), "$.cluster", _OVERLAY) for table in (layout.MESH_TABLE, *layout.EGRESS_TABLES))
 
 
 def _peering(attachment: Attachment, at: str, state: State) -> Iterator[_Taking]:

@@ -12,8 +12,8 @@ from schemas.firewall import FirewallConfiguration
 from schemas.topology import Cluster, Node, Pod
 from schemas.values import IPV4, IPV6, Address
 from services.planner import layout, mesh
+from services.planner.admit import egress
 from services.planner.admit.cluster import too_little
-from services.planner.compile.firewall import mark_bits
 from services.planner.families import IPV6_MTU_MIN
 from services.planner.state import State
 
@@ -111,13 +111,13 @@ def whole_prefixes(item: Node, state: State) -> Iterator[Finding]:
 def marks(item: FirewallConfiguration, state: State) -> Iterator[Finding]:
     """Writes of the bits by which nodes tell what is to be encrypted, unless the configuration says that it means them."""
     known = state.clusters[item.cluster]
-    if known.encryption == "none" or item.class_marks or item.hosts.role == "gateway":
+    if known.encryption == "none" and not state.egress[item.cluster]:
         return
     mask = known.marks.mask
-    at = next((field for bits, field in mark_bits(item) if bits & mask), "")
-    if at:
+    if at := egress.written(item, known):
         reason = (
-            f"the bits {mask:#x} of a mark say on nodes what is to be encrypted; write with a mask inside {~mask & 0xFFFFFFFF:#x}, "
+            f"the bits {mask:#x} of a mark say on nodes what is to be encrypted, and which way it goes; write with a mask "
+            f"inside {~mask & 0xFFFFFFFF:#x}, "
             "say role: gateway, or classMarks: true to change them on purpose"
         )
         yield reason, at, known.ref

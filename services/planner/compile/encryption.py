@@ -8,7 +8,8 @@ pods, and for those of nodes that do not encrypt. Whatever finds no route meets 
 WireGuard's own packets have a value of the same field, which nothing leads back into the device: a peer's AllowedIPs hold its very
 endpoint where nodes' traffic, or an overlay's outer packets, are what is encrypted.
 
-Of an overlay, the outer packet is encrypted: the driver looks its way up with the inner packet's mark.
+Of an overlay, the outer packet is encrypted: the driver looks its way up with the inner packet's mark. `overlay` says that there is one, be
+it for all that pods send or, in native routing, for what leaves the cluster through other nodes.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ NEIGHBOURS: Rule = (
 """Neighbours on the underlay ask for each other: in a tunnel, nobody would be found any more."""
 
 
-def device(cluster: Cluster, node: Node, number: int, key: Key | None, *, beside: bool = False) -> Iterator[PlanObject]:
+def device(cluster: Cluster, node: Node, number: int, key: Key | None, *, overlay: bool, beside: bool = False) -> Iterator[PlanObject]:
     """The WireGuard device, which is there before the node's key is known: its applier then publishes that. Or the one `beside` it."""
     link, port = (_BESIDE if beside else _LINK), mesh.ports(cluster)[beside]
     yield WireguardLink(link, port, mesh.device_mtu(cluster, node), key, cluster.marks.encrypted)
-    for family in steered(cluster, node):
+    for family in steered(cluster, node, overlay=overlay):
         # Without an IPv4 address of its own a device that checks reverse paths takes nothing in.
         address = _device_address(cluster, node, number, family)
         yield LinkAddress(link, address, address.host_prefix.length)
@@ -70,8 +71,8 @@ def device(cluster: Cluster, node: Node, number: int, key: Key | None, *, beside
             yield Sysctl(f"net/ipv4/conf/{link}/rp_filter", "2")
 
 
-def base(cluster: Cluster, node: Node, number: int, link: str) -> Iterator[PlanObject]:
-    """What leads packets into the device `link`.
+def base(cluster: Cluster, node: Node, number: int, link: str, *, overlay: bool) -> Iterator[PlanObject]:
+    """What leads packets into the device `link`: natively what is for pods, of an `overlay` the outer packets.
 
     It is there before the node's key is known, and then lets all out: nothing that could hold packets up is made when peers come.
     """
@@ -80,7 +81,7 @@ def base(cluster: Cluster, node: Node, number: int, link: str) -> Iterator[PlanO
     yield from control.objects(table, cluster)
     for family in mesh.pod_families(cluster):
         yield Sysctl(FORWARDING[family], "1")
-    for family in steered(cluster, node):
+    for family in steered(cluster, node, overlay=overlay):
         yield guard(layout.ENCRYPT_TABLE, EVERYWHERE[family])
         source = _device_address(cluster, node, number, family)
         yield Route(layout.ENCRYPT_TABLE, EVERYWHERE[family], hops=(NextHop(link),), source=source)
@@ -93,17 +94,20 @@ def base(cluster: Cluster, node: Node, number: int, link: str) -> Iterator[PlanO
             whose = "" if cluster.strict == "enforce" or is_only_way else "lo"
             yield PolicyRule(layout.RULE_OWN_ENCRYPT, layout.ENCRYPT_TABLE, iif=whose, to=prefix, family=prefix.family)
         yield from (Route(layout.ENCRYPT_TABLE, prefix, "throw") for prefix in node.pod_prefixes)
-    yield from _sets(cluster, node, table)
-    yield from _chains(cluster, node, number, table)
+    yield from _sets(cluster, node, table, overlay=overlay)
+    yield from _chains(cluster, node, number, table, overlay=overlay)
 
 
-def allowed(cluster: Cluster, there: Node, number: int, pods: Iterable[Address]) -> tuple[Prefix, ...]:
-    """What a peer may send, and is sent, and nothing else. `pods` are addresses there to which its prefixes do not lead."""
+def allowed(cluster: Cluster, there: Node, number: int, pods: Iterable[Address], *, overlay: bool) -> tuple[Prefix, ...]:
+    """What a peer may send, and is sent, and nothing else. `pods` are addresses there to which its prefixes do not lead.
+
+    With `overlay`, outer packets of one are among it.
+    """
     found: list[Prefix] = []
     if cluster.routing == "native":
         found += there.pod_prefixes
         found += [address.host_prefix for address in (*pods, *_overlay_sources(cluster, there, number))]
-    if cluster.routing == "overlay" or cluster.wireguard.nodes:
+    if overlay or cluster.wireguard.nodes:
         found += [address.host_prefix for address in there.addresses]
     return tuple(sorted(found))
 
@@ -123,9 +127,9 @@ def peer(
     return WireguardPeer(lane.link, lane.key, endpoint, prefixes, keepalive)
 
 
-def said_of(cluster: Cluster, families: Iterable[Family], there: Node) -> Iterator[PlanObject]:
+def said_of(cluster: Cluster, families: Iterable[Family], there: Node, *, overlay: bool) -> Iterator[PlanObject]:
     """What says that a node encrypts, to one with underlay addresses of `families`."""
-    if speaks_of_nodes(cluster):
+    if speaks_of_nodes(cluster, overlay=overlay):
         table, known = names.mesh_table(cluster.name), set(families)
         for address in there.addresses:
             if address.family in known:
@@ -139,20 +143,29 @@ def way_to(cluster: Cluster, there: Node, number: int, link: str) -> Iterator[Pl
         yield Route(MAIN_TABLE, address.host_prefix, hops=(NextHop(link),))
 
 
-def way_beside(cluster: Cluster, families: Iterable[Family], there: Node, turn: Turn) -> Iterator[PlanObject]:
+def way_beside(cluster: Cluster, families: Iterable[Family], there: Node, turn: Turn, *, overlay: bool) -> Iterator[PlanObject]:
     """The way to a node that changes its key, while it is not the default one. `families` are those that are spoken with it."""
     if turn.link == _LINK:
         return
     prefixes = list(there.pod_prefixes) if cluster.routing == "native" else []
-    if cluster.routing == "overlay" or cluster.wireguard.nodes:
+    if overlay or cluster.wireguard.nodes:
         prefixes += [address.host_prefix for address in there.addresses if address.family in families]
     yield from (Route(layout.ENCRYPT_TABLE, prefix, hops=(NextHop(turn.link),)) for prefix in prefixes)
 
 
-def let_out(cluster: Cluster, there: Node) -> Iterator[PlanObject]:
+def let_out(cluster: Cluster, there: Node, *, overlay: bool) -> Iterator[PlanObject]:
     """The way to a node that does not encrypt, or not yet: around the device."""
-    prefixes = there.pod_prefixes if cluster.routing == "native" else tuple(address.host_prefix for address in there.addresses)
-    yield from (Route(layout.ENCRYPT_TABLE, prefix, "throw") for prefix in prefixes)
+    if cluster.routing == "native":
+        yield from (Route(layout.ENCRYPT_TABLE, prefix, "throw") for prefix in there.pod_prefixes)
+    if overlay:
+        yield from (Route(layout.ENCRYPT_TABLE, address.host_prefix, "throw") for address in there.addresses)
+
+
+def outer_way(here: Node, there: Node, link: str) -> Iterator[PlanObject]:
+    """The way of outer packets that get their source by it: natively the device's own address is a pod's, which no far end expects."""
+    for address in there.addresses:
+        if (own := mesh.address_of(here, address.family)) is not None:
+            yield Route(layout.ENCRYPT_TABLE, address.host_prefix, hops=(NextHop(link),), source=own)
 
 
 def pod_here(cluster: Cluster, address: Address) -> Iterator[PlanObject]:
@@ -173,17 +186,17 @@ def pod_there(cluster: Cluster, address: Address, link: str | None) -> Iterator[
         yield Route(layout.ENCRYPT_TABLE, address.host_prefix, "throw")
 
 
-def steered(cluster: Cluster, node: Node) -> tuple[Family, ...]:
+def steered(cluster: Cluster, node: Node, *, overlay: bool) -> tuple[Family, ...]:
     """The families of what goes into the device: of pods natively, and of outer packets or what nodes send."""
     found = set(mesh.pod_families(cluster)) if cluster.routing == "native" else set()
-    if speaks_of_nodes(cluster) or cluster.routing == "overlay":
+    if overlay or cluster.wireguard.nodes:
         found.update(mesh.underlay_families(node))
     return tuple(family for family in FAMILIES if family in found)
 
 
-def speaks_of_nodes(cluster: Cluster) -> bool:
+def speaks_of_nodes(cluster: Cluster, *, overlay: bool) -> bool:
     """Whether rules look at the addresses of nodes that encrypt."""
-    return cluster.wireguard.nodes or cluster.routing == "overlay"
+    return cluster.wireguard.nodes or overlay
 
 
 def wears(cluster: Cluster, value: int, op: str = "==") -> Match:
@@ -215,7 +228,7 @@ def _overlay_sources(cluster: Cluster, node: Node, number: int) -> list[Address]
     return [address for family in lacking if (address := mesh.overlay_source(cluster, number, family)) is not None]
 
 
-def _sets(cluster: Cluster, node: Node, table: str) -> Iterator[PlanObject]:
+def _sets(cluster: Cluster, node: Node, table: str, *, overlay: bool) -> Iterator[PlanObject]:
     for family in mesh.pod_families(cluster):
         words = WORDS[family]
         yield NftSet(table, f"pods{words.suffix}", words.type, interval=True)
@@ -224,15 +237,15 @@ def _sets(cluster: Cluster, node: Node, table: str) -> Iterator[PlanObject]:
             yield NftSet(table, f"own{words.suffix}", words.type, interval=True)
             yield from (NftElement(table, f"own{words.suffix}", prefix.bare) for prefix in of_family(node.pod_prefixes, family))
             yield NftSet(table, f"roaming{words.suffix}", words.type)
-    if speaks_of_nodes(cluster):
+    if speaks_of_nodes(cluster, overlay=overlay):
         for family in mesh.underlay_families(node):
             yield NftSet(table, f"encnodes{WORDS[family].suffix}", WORDS[family].type)
 
 
-def _chains(cluster: Cluster, node: Node, number: int, table: str) -> Iterator[PlanObject]:
+def _chains(cluster: Cluster, node: Node, number: int, table: str, *, overlay: bool) -> Iterator[PlanObject]:
     keep = control.passes(cluster)
-    yield from _notrack(cluster, table)
-    yield NftChain(table, "arrivals", tuple(_arrivals(cluster, node)), "filter", "prerouting", layout.PRIORITY_MANGLE)
+    yield from _notrack(cluster, table, overlay=overlay)
+    yield NftChain(table, "arrivals", tuple(_arrivals(cluster, node, overlay=overlay)), "filter", "prerouting", layout.PRIORITY_MANGLE)
     if steer := (*_steer_pods(cluster), *_steer_to_nodes(cluster, node)):
         yield NftChain(table, "steer", steer, "filter", "prerouting", layout.PRIORITY_AFTER_DSTNAT)
     if cluster.wireguard.nodes:
@@ -242,25 +255,25 @@ def _chains(cluster: Cluster, node: Node, number: int, table: str) -> Iterator[P
     yield NftChain(table, "forward", (clamp,), "filter", "forward", layout.PRIORITY_FILTER)
     if senders := tuple(_senders(cluster, node, number)):
         yield NftChain(table, "senders", (*keep, *senders), "nat", "postrouting", layout.PRIORITY_BEFORE_SRCNAT)
-    yield NftChain(table, "leave", (*keep, *_leave(cluster, node)), "filter", "postrouting", layout.PRIORITY_LAST)
+    yield NftChain(table, "leave", (*keep, *_leave(cluster, node, overlay=overlay)), "filter", "postrouting", layout.PRIORITY_LAST)
 
 
-def _arrivals(cluster: Cluster, node: Node) -> Iterator[Rule]:
+def _arrivals(cluster: Cluster, node: Node, *, overlay: bool) -> Iterator[Rule]:
     marks = cluster.marks
     yield (Match("iifname", (DEVICES,)), Counter(), SetMark(marks.decrypted, marks.mask), _OUT_OF_CRYPTO)
-    if cluster.routing == "overlay":
+    if overlay:
         yield (Match("iifname", (OVERLAY,)), Counter(), _OUT_OF_OVERLAY)
     own = (Match("udp dport", _ports(cluster)), Match("fib daddr type", ("local",)))
     yield (Match("iifname", (node.uplink,)), *own, Counter(), _IN_ENCRYPTED)
 
 
-def _notrack(cluster: Cluster, table: str) -> Iterator[PlanObject]:
+def _notrack(cluster: Cluster, table: str, *, overlay: bool) -> Iterator[PlanObject]:
     """Outer packets stay out of connection tracking. A peer may be found at any port, so those that leave are known by their source's."""
     arrives, leaves = Match("fib daddr type", ("local",)), Match("fib saddr type", ("local",))
-    ports, overlay = _ports(cluster), (overlay_port(cluster),) if cluster.routing == "overlay" else ()
+    ports, outer = _ports(cluster), (overlay_port(cluster),) if overlay else ()
     leaving = [(leaves, Match("udp sport", ports), Notrack())]
-    leaving += [(leaves, Match("udp dport", (each,)), Notrack()) for each in overlay]
-    arriving = (arrives, Match("udp dport", (*overlay, *ports)), Notrack())
+    leaving += [(leaves, Match("udp dport", (each,)), Notrack()) for each in outer]
+    arriving = (arrives, Match("udp dport", (*outer, *ports)), Notrack())
     yield NftChain(table, "notrack_in", (arriving,), "filter", "prerouting", layout.PRIORITY_RAW)
     yield NftChain(table, "notrack_out", tuple(leaving), "filter", "output", layout.PRIORITY_RAW)
 
@@ -313,13 +326,13 @@ def _senders(cluster: Cluster, node: Node, number: int) -> Iterator[Rule]:
         yield (Match("oifname", (OVERLAY,)), *others, Masquerade())
 
 
-def _leave(cluster: Cluster, node: Node) -> Iterator[Rule]:
+def _leave(cluster: Cluster, node: Node, *, overlay: bool) -> Iterator[Rule]:
     marks = cluster.marks
     # Loops: WireGuard's own packets have no business in WireGuard, be they known by mark or by port.
     yield (INTO_DEVICE, wears(cluster, marks.encrypted), *_DROP)
     yield (INTO_DEVICE, Match("udp sport", _ports(cluster)), Match("fib saddr type", ("local",)), *_DROP)
     yield (INTO_DEVICE, Counter(), _INTO_CRYPTO)
-    if cluster.routing == "overlay":
+    if overlay:
         yield (Match("oifname", (OVERLAY,)), Counter(), SetMark(marks.encrypt, marks.mask), _INTO_OVERLAY)
     # Not in `strict_out`: neighbours' and the broker's packets leave that before the end.
     yield (Match("oifname", (node.uplink,)), wears(cluster, marks.encrypted), Counter(), _OUT_ENCRYPTED)

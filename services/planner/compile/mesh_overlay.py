@@ -2,8 +2,9 @@
 
 VXLAN: one device for each family of outer packets, and for each node a planned forwarding entry and neighbours; nobody is asked for
 anything. Geneve has no forwarding entries: a link for each node. Ethernet addresses are made of nodes' numbers, so that a device that is
-made again is found at once. What is for pods leaves by the overlay only: the table, which all packets look up, and main hold `unreachable`
-for their prefixes, and let the node's own pods through.
+made again is found at once. In overlay routing, what is for pods leaves by the overlay only: the table, which all packets look up, and
+main hold `unreachable` for their prefixes, and let the node's own pods through. In native routing, the overlay is there where pods leave
+the cluster through other nodes (``compile.egress``), and only packets of these look the table up.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ from services.planner.families import overlay_address
 
 
 def base(cluster: Cluster, node: Node, number: int) -> Iterator[PlanObject]:
-    """What does not depend on other nodes."""
+    """What does not depend on other nodes, in overlay routing."""
     for family in mesh.pod_families(cluster):
         yield Sysctl(FORWARDING[family], "1")
         yield PolicyRule(layout.RULE_MESH, layout.MESH_TABLE, family=family)
-    for prefix in cluster.pod_prefixes:
-        yield guard(MAIN_TABLE, prefix)
-        yield guard(layout.MESH_TABLE, prefix)
+    yield from (guard(MAIN_TABLE, prefix) for prefix in cluster.pod_prefixes)
+    yield from links(cluster, node, number)
+
+
+def links(cluster: Cluster, node: Node, number: int) -> Iterator[PlanObject]:
+    """The devices that lead to all nodes, and the table by which pods are found there, whoever looks it up."""
+    yield from (guard(layout.MESH_TABLE, prefix) for prefix in cluster.pod_prefixes)
     yield from (Route(layout.MESH_TABLE, prefix, "throw") for prefix in node.pod_prefixes)
     if cluster.overlay == "vxlan":
         for outer in mesh.underlay_families(node):
@@ -91,6 +96,11 @@ def _addresses(cluster: Cluster, link: str, number: int) -> Iterator[LinkAddress
     for family in mesh.pod_families(cluster):
         address = overlay_address(cluster, number, family)
         yield LinkAddress(link, address, address.host_prefix.length)
+
+
+def link_to_node(cluster: Cluster, families: Iterable[Family], there: Node) -> str:
+    """Name of the link to another node, for one with underlay addresses of `families`."""
+    return _link_to(cluster, there, mesh.outer(families, there))
 
 
 def _link_to(cluster: Cluster, there: Node, outer: Family) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
 from schemas.objects import PassThrough
 from schemas.plan import Entry, HostPlan, SummedUnit, mesh_unit
-from schemas.topology import DriftPolicy, Gateway, IpMapping, Node, Pod, PublicKey, Topology
+from schemas.topology import DriftPolicy, EgressPolicy, Gateway, IpMapping, Node, Pod, PublicKey, Topology
 from schemas.values import Name
 from services.planner.allocate import Allocations
 from services.planner.compile import gateway, mapping, node
@@ -61,7 +61,9 @@ class Compiler:
         passed: set[HostId] = set()
         meshed: dict[str, set[str]] = {}
         for item in changed:
-            meshed.setdefault(item.home, set()).update(self._meshes.touched(item))
+            touched = self._meshes.touched(item)
+            meshed.setdefault(item.home, set()).update(touched.sources)
+            whole.update(HostId(item.home, name) for name in touched.nodes)
             match item:
                 case PassThrough():
                     passed.update(host for host in self._state.hosts_of(item.cluster) if self._pass(host, item))
@@ -183,6 +185,8 @@ def _whole(state: State, item: Pod | Node | IpMapping) -> Iterator[HostId]:
 
 def _neighbourhood(state: State, item: Topology) -> Iterator[HostId]:
     """Hosts that an object other than a pod or node may touch: all of its clusters, and of the clusters that these are joined with."""
+    if isinstance(item, EgressPolicy):
+        return  # the mesh says which hosts have a part in it
     clusters = {item.home, *(end.cluster for end in getattr(item, "ends", ()))}
     for cluster in clusters:
         yield from state.hosts_of(cluster)

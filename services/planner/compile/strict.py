@@ -28,8 +28,8 @@ _SHOWN_BYTES = 192
 _SAYS: dict[Direction, str] = {"out": "left in clear", "in": "arrived in clear"}
 
 
-def base(cluster: Cluster, node: Node) -> Iterator[PlanObject]:
-    """Sets and chains of a node that encrypts."""
+def base(cluster: Cluster, node: Node, *, overlay: bool) -> Iterator[PlanObject]:
+    """Sets and chains of a node that encrypts, and speaks to others by an `overlay` or not."""
     table = names.mesh_table(cluster.name)
     for family in mesh.pod_families(cluster):
         words = WORDS[family]
@@ -37,9 +37,9 @@ def base(cluster: Cluster, node: Node) -> Iterator[PlanObject]:
         yield NftSet(table, f"clear_roaming{words.suffix}", words.type)
         if cluster.routing == "overlay":  # natively it is there to lead packets
             yield NftSet(table, f"roaming{words.suffix}", words.type)
-    yield from _ends(cluster, table)
-    leaving = (_elsewhere("oifname", node), *control.passes_both(cluster, arriving=False), *_leaving(cluster, node))
-    arriving = (_elsewhere("iifname", node), *control.passes_both(cluster, arriving=True), *_arriving(cluster, node))
+    yield from _ends(cluster, table, overlay=overlay)
+    leaving = (_elsewhere("oifname", node), *control.passes_both(cluster, arriving=False), *_leaving(cluster, node, overlay=overlay))
+    arriving = (_elsewhere("iifname", node), *control.passes_both(cluster, arriving=True), *_arriving(cluster, node, overlay=overlay))
     yield NftChain(table, "strict_out", leaving, "filter", "postrouting", layout.PRIORITY_LAST)
     yield NftChain(table, "strict_in", arriving, "filter", "prerouting", layout.PRIORITY_RAW)
 
@@ -62,12 +62,12 @@ def _elsewhere(selector: Selector, node: Node) -> Rule:
     return (Match(selector, (node.uplink,), "!="), Verdict("return"))
 
 
-def _leaving(cluster: Cluster, node: Node) -> Iterator[Rule]:
+def _leaving(cluster: Cluster, node: Node, *, overlay: bool) -> Iterator[Rule]:
     end = _end("out")
     for family in mesh.pod_families(cluster):
         for who in _pods(WORDS[family].destination, WORDS[family].suffix):
             yield (*who, end("pods"))
-    if cluster.routing == "overlay":
+    if overlay:
         outer = Match("udp dport", (overlay_port(cluster),))
         yield from ((outer, who, end("overlay")) for who in _nodes(node, leaving=True))
     if cluster.wireguard.nodes:
@@ -77,7 +77,7 @@ def _leaving(cluster: Cluster, node: Node) -> Iterator[Rule]:
         yield from ((other, who, end("nodes")) for who in _nodes(node, leaving=True))
 
 
-def _arriving(cluster: Cluster, node: Node) -> Iterator[Rule]:
+def _arriving(cluster: Cluster, node: Node, *, overlay: bool) -> Iterator[Rule]:
     end = _end("in")
     for family in mesh.pod_families(cluster):
         words = WORDS[family]
@@ -86,7 +86,7 @@ def _arriving(cluster: Cluster, node: Node) -> Iterator[Rule]:
             yield (*who, to_pods, end("pods"))
             if cluster.wireguard.nodes and cluster.routing == "native":
                 yield (*who, _LOCAL, end("pods"))
-    if cluster.routing == "overlay":
+    if overlay:
         outer = Match("udp dport", (overlay_port(cluster),))
         yield from ((outer, who, end("overlay")) for who in _nodes(node, leaving=False))
     if cluster.wireguard.nodes:
@@ -117,8 +117,8 @@ def _chain(direction: Direction, traffic: Traffic) -> str:
     return f"clear_{direction}_{traffic}"
 
 
-def _ends(cluster: Cluster, table: str) -> Iterator[NftChain]:
-    is_there: dict[Traffic, bool] = {"pods": True, "overlay": cluster.routing == "overlay", "nodes": cluster.wireguard.nodes}
+def _ends(cluster: Cluster, table: str, *, overlay: bool) -> Iterator[NftChain]:
+    is_there: dict[Traffic, bool] = {"pods": True, "overlay": overlay, "nodes": cluster.wireguard.nodes}
     # Either way nothing more is looked at: no packet counts twice.
     end = Verdict("drop" if cluster.strict == "enforce" else "accept")
     for (direction, traffic), point in PLAINTEXT.items():

@@ -8,10 +8,10 @@ from itertools import pairwise, permutations
 import pytest
 
 from schemas import codec
-from schemas.host_objects import GeneveLink
+from schemas.host_objects import GeneveLink, LinkAddress
 from schemas.plan import Entry, HostPlan
-from schemas.topology import WireguardSettings
-from schemas.values import Name
+from schemas.topology import EgressPolicy, WireguardSettings
+from schemas.values import Address, Name, Prefix
 from services.applier.core import Applier
 from services.kernel.transaction import repairs
 from services.planner.state import HostId
@@ -27,6 +27,10 @@ FORMS: dict[str, dict[str, object]] = {
     "overlay and nodes": {"routing": "overlay", "strict": "audit", "wireguard": WireguardSettings(nodes=True, port=51900)},
     "geneve": {"routing": "overlay", "overlay": "geneve", "strict": "off"},
     "overlay in clear": {"routing": "overlay", "encryption": "none", "strict": "off"},
+    "egress": {"egress": True},
+    "egress by an overlay": {"egress": True, "routing": "overlay", "strict": "off"},
+    "egress by geneve": {"egress": True, "overlay": "geneve"},
+    "egress in clear": {"egress": True, "encryption": "none", "strict": "off"},
     "nothing": {"encryption": "none", "strict": "off"},
 }
 
@@ -39,16 +43,48 @@ STEPS = list(pairwise([*FORMS, *list(FORMS)[:1]]))
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     made = FakeMachine() if request.param == "fake" else LinuxMachine(tmp_path_factory.mktemp("state"))
     try:
+        hold_underlay(made)
         yield made
     finally:
         made.close()
 
 
-def plan(machine: Machine, name: str = "worker-1", **changes: object) -> HostPlan:
+def hold_underlay(machine: Machine) -> None:
+    """The node's own addresses, which are nothing of ours."""
+    own = [LinkAddress("lo", Address(each), length) for each, length in (("172.18.0.11", 32), ("2001:db8:18::11", 128))]
+    commands = "; ".join(f"ip address add {item.address}/{item.length} dev lo" for item in own)
+    machine.tamper(commands, lambda host, _: host.foreign.update({item.key: item for item in own}))
+
+
+EGRESS = (
+    # One whose pods the node leads elsewhere, and one whose pods it lets out, both with and without destinations.
+    EgressPolicy(
+        name=Name("led"), cluster=Name("rome"), pods=(Prefix("10.200.1.0/24"), Prefix("fd00:200:0:1::/64")), node=Name("worker-2")
+    ),
+    EgressPolicy(name=Name("let.out"), cluster=Name("rome"), pods=(Prefix("10.200.2.0/24"),), node=Name("worker-1")),
+    EgressPolicy(
+        name=Name("some"),
+        cluster=Name("rome"),
+        pods=(Prefix("10.200.3.10/32"), Prefix("fd00:200:0:3::10/128")),
+        node=Name("worker-1"),
+        addresses=(Address("192.0.2.9"),),
+        destinations=(Prefix("198.51.100.0/24"), Prefix("2001:db8:77::/48")),
+    ),
+    EgressPolicy(
+        name=Name("there"),
+        cluster=Name("rome"),
+        pods=(Prefix("10.200.3.11/32"),),
+        node=Name("worker-2"),
+        destinations=(Prefix("198.51.100.0/24"),),
+    ),
+)
+
+
+def plan(machine: Machine, name: str = "worker-1", *, egress: bool = False, **changes: object) -> HostPlan:
     """The node's plan, with a device name that no other run has: WireGuard's sockets are in one folder for all namespaces."""
     units = {
         unit: {entry.key: entry for entry in (_renamed(machine, entry) for entry in entries.values())}
-        for unit, entries in settled_plans(encrypting(**changes))[HostId("rome", name)].units.items()
+        for unit, entries in settled_plans([*encrypting(**changes), *(EGRESS if egress else ())])[HostId("rome", name)].units.items()
     }
     return HostPlan(Name("rome"), Name(name), units)
 
@@ -83,6 +119,7 @@ def test_each_form_becomes_the_next_and_goes(machine: Machine, before: str, afte
 def test_a_node_in_memory_changes_from_any_form_into_any_other() -> None:
     """Whatever it was before: every pair of forms, in one row of turns."""
     machine = FakeMachine()
+    hold_underlay(machine)
     applier = Applier(machine.kernel, lambda: 0.0)
     for generation, form in enumerate(form for pair in permutations(FORMS, 2) for form in pair):
         wanted = plan(machine, **FORMS[form])

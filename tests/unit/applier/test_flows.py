@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.host_objects import NftElement
+from schemas.host_objects import NftChain, NftElement
 from schemas.topology import IpMapping
 from schemas.values import Address, Name
 from services.applier.flows import stale_flows, touches_nat
+from services.cli.files import load
 from services.kernel.port import Flow
 from services.kernel.transaction import Change
 from services.planner.state import HostId
-from tests.topologies import ROME_GATEWAY, dual_stack, settled_plans, two_clusters
+from tests.topologies import EXAMPLES, ROME_GATEWAY, dual_stack, settled_plans, two_clusters
 
 PLANS = settled_plans(two_clusters())
 GATEWAY, NODE = PLANS[ROME_GATEWAY].objects(), PLANS[HostId("rome", "worker-1")].objects()
@@ -108,6 +109,49 @@ def test_a_node_judges_what_no_pod_sent() -> None:
     element = next(item for item in NODE.values() if isinstance(item, NftElement) and item.set == "others")
     right, stale = (flow("172.18.0.11", "10.61.2.10", "10.61.2.10", source) for source in (element.value, "10.80.7.8"))
     assert stale_flows([], NODE, [right, stale, flow("172.18.0.11", "172.18.0.12", "172.18.0.12", "172.18.0.11")]) == [stale]
+
+
+OUTWARDS = settled_plans(load([EXAMPLES / "egress.yaml"]))
+LEADS, LETS_OUT = (OUTWARDS[HostId("rome", f"worker-{number}")].objects() for number in (1, 2))
+
+
+def test_flows_of_pods_that_leave_through_another_node_keep_their_source_until_there() -> None:
+    """What the CNI had masqueraded before begins again; what stays inside, or is of no chosen pod, is left alone.
+
+    On the exit node, the source is the policy's.
+    """
+    kept, masqueraded = (flow("10.200.1.10", "192.0.2.50", "192.0.2.50", source) for source in ("10.200.1.10", "172.18.0.11"))
+    others = [
+        flow("10.200.3.10", "192.0.2.50", "192.0.2.50", "172.18.0.11"),
+        flow("10.200.1.10", "10.200.3.10", "10.200.3.10", "172.18.0.11"),
+    ]
+    to_node = flow("10.200.1.10", "172.18.0.13", "172.18.0.13", "172.18.0.11")
+    assert stale_flows([], LEADS, [kept, masqueraded, *others, to_node]) == [masqueraded]
+    let_out = flow("10.200.1.10", "192.0.2.50", "192.0.2.50", "172.18.0.12")
+    assert stale_flows([], LETS_OUT, [let_out, kept, *others]) == [kept]
+
+
+def test_a_policy_with_destinations_judges_flows_to_these_only() -> None:
+    """To the bank the pod's address is kept up to the exit node; elsewhere the CNI masquerades it as ever."""
+    bank, elsewhere = (flow("10.200.2.10", to, to, "172.18.0.12") for to in ("198.51.100.7", "192.0.2.50"))
+    assert stale_flows([], LETS_OUT, [bank, elsewhere]) == [bank]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_policy_that_goes_takes_its_flows_along(last: bool) -> None:
+    """Under the pod's own address they would go on by another way, on which nobody answers that; also when all of it goes at once."""
+    kept = flow("10.200.1.10", "192.0.2.50", "192.0.2.50", "10.200.1.10")
+    inside = flow("10.200.1.10", "10.200.3.10", "10.200.3.10", "10.200.1.10")
+    nft = [
+        item
+        for item in LEADS.values()
+        if isinstance(item, NftElement | NftChain) and (item.table, item.layer) == ("meshmark.mesh.rome", "nft")
+    ]
+    gone = [item for item in nft if last or (isinstance(item, NftElement) and item.set == "kept" and item.element == "10.200.1.0/24")]
+    left = {key: item for key, item in LEADS.items() if item not in gone}
+    changes = [Change(item, None) for item in gone]
+    assert touches_nat(changes, left)
+    assert stale_flows(changes, left, [kept, inside]) == [kept]
 
 
 def test_only_changes_of_translations_make_flows_stale() -> None:
