@@ -9,9 +9,12 @@ import time
 import uuid
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+
+from tests.mounts import enter_with_own_run
 
 # A busy machine is no failure: no example has to be done within a time. Nothing is kept: a guest cannot write, and each run stands alone.
 hypothesis.settings.register_profile("meshmark", deadline=None, database=None)
@@ -33,7 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") and not missing_privilege():
+        enter_with_own_run()
     config.stash[_SKIPPED] = []
+    config.stash[_OF_WORKERS] = []
     config.stash[_STARTED] = time.monotonic()
     # Inherited by every process that a test starts: tells them from those of another run on this machine.
     os.environ[SESSION_VARIABLE] = SESSION.partition(b"=")[2].decode()
@@ -55,6 +61,15 @@ def _boots(config: pytest.Config) -> bool:
     """Whether the suite was asked for, by its name or by a path of it."""
     named = ((config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args)
     return config.getoption("--suite") == "real-kernel" or any(path.is_relative_to(REAL_KERNEL) for path in named)
+
+
+# --- several workers --------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker complained of: its own exit status is nobody's."""
+    node.config.stash[_OF_WORKERS] += node.workeroutput.get("complaints", ()) if hasattr(node, "workeroutput") else ()
 
 
 # --- privileged tests -----------------------------------------------------------------------------------------------
@@ -86,13 +101,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a session that left something behind, and, in CI, one that could not run what it is there to run."""
-    complaints = []
+    complaints = list(session.config.stash[_OF_WORKERS])
     if left := _wait_until_gone(session.config.stash[_BEFORE]):
         complaints.append(f"left behind by these tests: {', '.join(sorted(left))}")
     skipped = session.config.stash[_SKIPPED]
     if skipped and os.environ.get("CI") == "true":
         complaints.append(f"{len(skipped)} privileged tests were skipped in CI ({missing_privilege()}), first {skipped[0]}")
     session.config.stash[_COMPLAINTS] = complaints
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["complaints"] = complaints
     if complaints and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -129,10 +146,10 @@ def _wait_until_gone(before: frozenset[str]) -> frozenset[str]:
 def _left_behind() -> frozenset[str]:
     """Network namespaces and daemons that a test could have made, by name.
 
-    In CI nothing else runs, and everything counts. Elsewhere a lab or another session may run beside this one: daemons count that inherited
-    this session's mark, and namespaces that nobody else lives in.
+    In CI nothing else runs, and everything counts. Elsewhere a lab, another session or another worker of this one may run beside it:
+    daemons count that inherited this session's mark, and namespaces that nobody else lives in.
     """
-    alone = os.environ.get("CI") == "true"
+    alone = os.environ.get("CI") == "true" and "PYTEST_XDIST_WORKER" not in os.environ
     found, inhabited = set(), set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -156,3 +173,4 @@ _SKIPPED = pytest.StashKey[list[str]]()
 _STARTED = pytest.StashKey[float]()
 _BEFORE = pytest.StashKey[frozenset[str]]()
 _COMPLAINTS = pytest.StashKey[list[str]]()
+_OF_WORKERS = pytest.StashKey[list[str]]()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import ctypes
-import os
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
@@ -21,14 +19,12 @@ from services.kernel.linux import LinuxKernel
 from services.kernel.namespace import enter_network
 from services.kernel.port import Kernel
 from tests.listings import listings
+from tests.mounts import enter_with_own
 
 T = TypeVar("T")
 
 SOCKETS = Path("/run/wireguard")
 NO_GENEVE = "this kernel has no geneve: the suite real-kernel runs this where there is one"
-_CLONE_NEWNS = 0x20000
-_MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LinuxHost:
@@ -124,11 +120,4 @@ def _settle_in(namespace: str) -> None:
     """Move this thread into the namespace, and where /run/wireguard is nobody else's."""
     SOCKETS.mkdir(exist_ok=True)
     enter_network(Path("/run/netns") / namespace)
-    _check(_libc.unshare(_CLONE_NEWNS))
-    _check(_libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
-    _check(_libc.mount(b"none", os.fsencode(SOCKETS), b"tmpfs", 0, None))
-
-
-def _check(result: int) -> None:
-    if result:
-        raise OSError(ctypes.get_errno(), "a mount namespace for WireGuard's sockets")
+    enter_with_own(SOCKETS)

@@ -52,9 +52,9 @@ MARKER_TABLE = "meshmark.marker"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A machine has one lab: tests that make their own come before those that share one."""
+    """There is one lab at a time: a file's tests that make their own come before those that share one."""
     places = [index for index, item in enumerate(items) if item.path.parent == Path(__file__).parent]
-    ordered = sorted((items[index] for index in places), key=lambda item: "mesh" in getattr(item, "fixturenames", ()))
+    ordered = sorted((items[index] for index in places), key=lambda item: (str(item.path), "mesh" in getattr(item, "fixturenames", ())))
     for index, item in zip(places, ordered, strict=True):
         items[index] = item
 
@@ -329,9 +329,9 @@ class Live:
         return {"missing": self.feed.board.missing(()), "refused lately": refusals, "admitted": sorted(self.objects)}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    """The lab of the example, brought up by the command once, and taken down after the last test."""
+    """The lab of the example, brought up by the command once for a file, and taken down after its last test."""
     with up(EXAMPLE, tmp_path_factory.mktemp("lab") / "state") as found:
         yield found
 

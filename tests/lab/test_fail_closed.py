@@ -9,7 +9,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from services.planner.allocate import Allocations
 from services.planner.compile import compile_host
 from services.planner.core import settle_rollouts
 from services.planner.state import HostId, State
+from services.runtime.errors import MeshmarkError
 from tests.lab.conftest import Live, Mesh, Packet
 
 pytestmark = pytest.mark.privileged
@@ -233,6 +234,11 @@ class SteppedKernel(LinuxKernel):
     def write(self, change: Change) -> None:
         super().write(change)
         self.after(change.key)
+
+    def write_all(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
+        for change in changes:
+            self.write(change)
+        return {}
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         super().commit(batch, marker)
