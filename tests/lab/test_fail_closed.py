@@ -231,14 +231,12 @@ class SteppedKernel(LinuxKernel):
 
     after: Callable[[str], None] = staticmethod(lambda _: None)
 
-    def write(self, change: Change) -> None:
-        super().write(change)
-        self.after(change.key)
-
     def write_all(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
+        refused: dict[str, MeshmarkError] = {}
         for change in changes:
-            self.write(change)
-        return {}
+            refused |= super().write_all([change])
+            self.after(change.key)
+        return refused
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         super().commit(batch, marker)

@@ -81,7 +81,7 @@ def counters(mesh, host: str) -> dict[str, int]:
 
 
 async def test_a_planner_without_news_publishes_nothing(mesh, live, eventually):
-    """A killed planner's successor reads everything and has nothing to say: no stream grows, no host is planned anew."""
+    """A killed planner's successor reads everything and has nothing to say: no stream of its own grows, no host is planned anew."""
     before, told = await places(live), len(live.board.refusals)
     async with live.undisturbed(*ACROSS):
         await mesh.kill("planner")
@@ -90,7 +90,8 @@ async def test_a_planner_without_news_publishes_nothing(mesh, live, eventually):
             await broker.publish(subjects.topology("node", "rome", "nobody"), b"null")
         await live.refusal("Node/rome/nobody", told)
     after = await places(live)
-    assert after == {**before, "REFUSED": before["REFUSED"] + 1}
+    # Hosts may say meanwhile how many of their peers shake hands: that is no news of the planner's.
+    assert after == {**before, "REFUSED": before["REFUSED"] + 1, "STATUS": after["STATUS"]}
 
 
 @pytest.mark.parametrize("host", ["rome.gateway", "rome.worker-1"])

@@ -69,7 +69,7 @@ def test_prefixes_that_come_and_go_cost_the_others_nothing(machine: LinuxMachine
                 changes += 1
         thread.join()
     assert lost == []
-    assert changes > 20
+    assert changes > 4
     assert differences(machine.kernel, plan) == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -12,21 +12,24 @@ from schemas import codec, subjects
 from schemas.commands import EncryptionNow, PeerNow, PointNow
 from schemas.drift import DriftEvent
 from schemas.values import Endpoint, Key, Name
+from services.cli import encrypt
 from services.cli.encrypt import status
 from services.cli.output import console
 from tests.topologies import encrypting
 from tests.unit.cli.broker import StubBroker
 
 ROME = Name("rome")
-PEER = PeerNow("worker-2", "me.0", Key("2" * 42 + "A="), True, Endpoint("172.18.0.12:51871"), time.time(), 3_500_000, 900)
+NOW_S = 1_800_000_000.0
+PEER = PeerNow("worker-2", "me.0", Key("2" * 42 + "A="), True, Endpoint("172.18.0.12:51871"), NOW_S - 5.0, 3_500_000, 900)
 CLEAN = tuple(PointNow(name, "plaintext", way, "pods", 0, 0) for name, way in (("to-network", "out"), ("from-network", "in")))  # type: ignore[arg-type]
 NOW = EncryptionNow(ROME, Name("worker-1"), 5.0, "me.0", 51871, 1, (PEER,), (PointNow("to-crypto", "inner", "out", "all", 7, 700), *CLEAN))
 
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are not folded."""
+    """Tables are not folded, and it is a certain time."""
     monkeypatch.setattr(console, "width", 300)
+    monkeypatch.setattr(encrypt, "time", SimpleNamespace(time=lambda: NOW_S))
 
 
 @pytest.fixture
