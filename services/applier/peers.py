@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import structlog
 
 from schemas.host_objects import WireguardLink, WireguardPeer
-from schemas.plan import HostPlan
+from schemas.plan import HostPlan, mesh_unit
 from schemas.status import Greetings, Peers
 from schemas.values import Endpoint
 from services.applier.greetings import greetings
@@ -135,7 +135,10 @@ class PeerWatch:
         self._stale = frozenset(endpoint for key, endpoint in self._named.items() if key not in fresh)
         self._counts = len(every), len(fresh), stale, roamed
         if self._plan is self._made and self._plan is not None:
-            self._greetings = greetings(self._plan.objects().values(), seen, now_s, self._made_s)
+            # A gateway's tunnels are no devices of one mesh, however many there are.
+            mesh = self._plan.units.get(mesh_unit(self._plan.cluster), {})
+            devices = [item for key, item in self._plan.objects().items() if key in mesh]
+            self._greetings = greetings(devices, seen, now_s, self._made_s)
         for state, count in (("fresh", len(fresh)), ("stale", stale), ("never", len(every) - len(fresh) - stale)):
             self._metrics.peers.labels(state).set(count)
 
