@@ -174,7 +174,7 @@ async def test_what_is_no_object_is_refused(mesh, live, payload: bytes, words: s
         ("node.rome", "<kind>.<cluster>.<name>"),
         ("node", "<kind>.<cluster>.<name>"),
         ("node.rome.ip-10-0-0-1.eu-west-1.compute", "dots and other special bytes of a name are written as %2E"),
-        ("nodule.rome.worker-9", "with a kind of cluster, endpoint,"),
+        ("nodule.rome.worker-9", "with a kind of cluster, egresspolicy, endpoint,"),
         ("node.rome.*", "special bytes of a name are written as %2E"),
         ("node.rome.%zz", "special bytes of a name are written as %2E"),
     ],
