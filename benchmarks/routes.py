@@ -8,7 +8,7 @@ import struct
 import time
 
 from services.cli.lab import namespaces
-from services.kernel.events import listening
+from services.kernel.listening import listening
 from services.kernel.netlink import CREATE, EXCL, NETLINK_ROUTE, U32, NetlinkSocket, attribute, attributes, messages_with_sender
 
 _NEWROUTE, _DELROUTE = 24, 25

@@ -29,7 +29,7 @@ from services.cli.lab import namespaces
 from services.cli.lab.layout import PREFIX, host_namespace
 from services.cli.trace import forms
 from services.cli.trace.ends import Session
-from services.kernel.events import listening
+from services.kernel.listening import listening
 from services.kernel.netlink import NETLINK_NETFILTER
 from services.kernel.nftrace import GROUP, trace_events
 from services.planner.state import HostId

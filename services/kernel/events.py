@@ -13,7 +13,6 @@ routes too.
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 from collections import deque
 from collections.abc import Iterator
@@ -24,12 +23,12 @@ from typing import Literal, Self
 from msgspec import Struct
 
 from schemas.host_objects import OWN_TABLE_PREFIX
+from services.kernel.listening import datagrams, listening
 from services.kernel.netlink import BE32, NETLINK_NETFILTER, NETLINK_ROUTE, U32, attributes, messages_with_sender, text_of
 from services.kernel.nft.steps import SCRATCH_PREFIX
 
 EventLayer = Literal["nft", "link", "address", "rule", "route", "all"]
 
-_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 NFT_GROUP = 7
 _ROUTE_GROUPS = (1, 5, 7, 8, 9, 11, 19)  # RTNLGRP_LINK, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE
 _ROUTE_LAYERS: dict[int, tuple[EventLayer, str]] = {
@@ -106,15 +105,9 @@ class EventSource:
         return self._waiting.popleft()
 
     def _drain(self, listener: socket.socket, protocol: int) -> None:
-        """Take what the socket holds now; ENOBUFS says that the kernel dropped messages."""
-        while True:
-            try:
-                data = listener.recv(_DATAGRAM_BYTES)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
+        """Take what the socket holds now."""
+        for data in datagrams(listener, _DATAGRAM_BYTES):
+            if data is None:
                 self._touched.clear()
                 self._put(KernelEvent("all", overrun=True, kind="overrun"))
                 continue
@@ -186,20 +179,3 @@ def process_name(pid: int) -> str | None:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return None
-
-
-def listening(protocol: int, groups: tuple[int, ...], buffer_bytes: int) -> socket.socket:
-    """A non-blocking netlink socket in these multicast groups, with a receive buffer as large as we are allowed."""
-    listener = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
-    try:
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_RCVBUFFORCE", 33), buffer_bytes)
-        except PermissionError:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
-        listener.bind((0, 0))
-        for group in groups:
-            listener.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -21,8 +21,8 @@ from typing import Self
 
 from msgspec import Struct
 
-from services.kernel.events import listening
 from services.kernel.headers import OverlayProtocol, Packet, TunnelHeader, packet, tunnel
+from services.kernel.listening import datagrams, listening
 from services.kernel.netlink import (
     ACK,
     BE32,
@@ -109,16 +109,8 @@ class NflogSource:
 
     def _drain(self, listener: socket.socket) -> None:
         """Take what the socket holds now. What an overrun dropped is found by the numbers."""
-        while True:
-            try:
-                data = listener.recv(_DATAGRAM_BYTES)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                continue
-            for item, number in shown(data):
+        for data in datagrams(listener, _DATAGRAM_BYTES):
+            for item, number in shown(data or b""):
                 self._put(item, number)
 
     def _put(self, item: Shown, number: int | None) -> None:

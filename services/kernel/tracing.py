@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 import time
 from collections import deque
+from itertools import islice
 from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
 
-from services.kernel.events import listening
+from services.kernel.listening import datagrams, listening
 from services.kernel.netlink import (
     NETLINK_NETFILTER,
     NetlinkError,
@@ -90,14 +90,8 @@ class TraceSource:
         return found
 
     def _drain(self, listener: socket.socket) -> None:
-        for _ in range(_AT_ONCE):
-            try:
-                data = listener.recv(_DATAGRAM_BYTES)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
+        for data in islice(datagrams(listener, _DATAGRAM_BYTES), _AT_ONCE):
+            if data is None:
                 self._overruns += 1
                 continue
             found = list(trace_events(data))

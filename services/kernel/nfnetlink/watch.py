@@ -6,10 +6,9 @@ than its buffer holds, it does not know.
 
 from __future__ import annotations
 
-import errno
-
 from schemas.host_objects import OWN_TABLE_PREFIX
-from services.kernel.events import NFT_GROUP, listening, process_name
+from services.kernel.events import NFT_GROUP, process_name
+from services.kernel.listening import datagrams, listening
 from services.kernel.netlink import BE32, NETLINK_NETFILTER, attributes, messages_with_sender, text_of
 from services.kernel.nfnetlink.wire import SUBSYSTEM, Message
 from services.kernel.nft.steps import SCRATCH_PREFIX
@@ -39,14 +38,8 @@ class Watch:
 
     def hear(self) -> None:
         """Take what has been told up to now, so that there is room for more."""
-        while True:
-            try:
-                data = self._socket.recv(_DATAGRAM_BYTES)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
+        for data in datagrams(self._socket, _DATAGRAM_BYTES):
+            if data is None:
                 self._touched = ""
                 continue
             for kind, sender, body in messages_with_sender(data):

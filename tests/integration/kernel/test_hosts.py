@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from schemas.host_objects import LinkAddress, PlanObject, Sysctl, VxlanLink, WireguardLink, WireguardPeer
 from schemas.values import IPV6, Address, Endpoint, Mac, Prefix
-from services.kernel.events import listening, route_events
+from services.kernel.events import route_events
+from services.kernel.listening import listening
 from services.kernel.netlink import NETLINK_ROUTE
 from services.kernel.port import Flow
 from services.kernel.transaction import Change
