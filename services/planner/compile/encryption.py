@@ -255,7 +255,7 @@ def _chains(cluster: Cluster, node: Node, number: int, table: str, *, overlay: b
     yield NftChain(table, "forward", (clamp,), "filter", "forward", layout.PRIORITY_FILTER)
     if senders := tuple(_senders(cluster, node, number)):
         yield NftChain(table, "senders", (*keep, *senders), "nat", "postrouting", layout.PRIORITY_BEFORE_SRCNAT)
-    yield NftChain(table, "leave", (*keep, *_leave(cluster, node, overlay=overlay)), "filter", "postrouting", layout.PRIORITY_LAST)
+    yield NftChain(table, "leave", (*keep, *_leave(cluster, node)), "filter", "postrouting", layout.PRIORITY_LAST)
 
 
 def _arrivals(cluster: Cluster, node: Node, *, overlay: bool) -> Iterator[Rule]:
@@ -326,14 +326,14 @@ def _senders(cluster: Cluster, node: Node, number: int) -> Iterator[Rule]:
         yield (Match("oifname", (OVERLAY,)), *others, Masquerade())
 
 
-def _leave(cluster: Cluster, node: Node, *, overlay: bool) -> Iterator[Rule]:
+def _leave(cluster: Cluster, node: Node) -> Iterator[Rule]:
     marks = cluster.marks
     # Loops: WireGuard's own packets have no business in WireGuard, be they known by mark or by port.
     yield (INTO_DEVICE, wears(cluster, marks.encrypted), *_DROP)
     yield (INTO_DEVICE, Match("udp sport", _ports(cluster)), Match("fib saddr type", ("local",)), *_DROP)
     yield (INTO_DEVICE, Counter(), _INTO_CRYPTO)
-    if overlay:
-        yield (Match("oifname", (OVERLAY,)), Counter(), SetMark(marks.encrypt, marks.mask), _INTO_OVERLAY)
+    # Whatever the mode: a node that turns from an overlay to none has the link, and routes by it, for a moment longer than these rules.
+    yield (Match("oifname", (OVERLAY,)), Counter(), SetMark(marks.encrypt, marks.mask), _INTO_OVERLAY)
     # Not in `strict_out`: neighbours' and the broker's packets leave that before the end.
     yield (Match("oifname", (node.uplink,)), wears(cluster, marks.encrypted), Counter(), _OUT_ENCRYPTED)
     own = Match("meta mark", (f"{marks.encrypt:#x}", f"{marks.decrypted:#x}"), mask=marks.mask)

@@ -22,6 +22,7 @@ from schemas.host_objects import (
     WireguardLink,
     WireguardPeer,
 )
+from schemas.nft import Match, SetMark
 from schemas.plan import HostPlan
 from schemas.topology import Node, PublicKey, Topology, WireguardSettings
 from schemas.values import Address, Endpoint, Key, Name, Prefix
@@ -103,6 +104,18 @@ def test_nodes_are_allowed_where_they_are_encrypted_too() -> None:
         "fd00:200:0:2::/64",
     )
     assert peers(objects(routing="overlay"))["cAK"].allowed_ips == ("172.18.0.12/32", "2001:db8:18::12/128")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"routing": "overlay"}, {"routing": "overlay", "overlay": "geneve"}],
+    ids=lambda fields: "-".join(fields.values()) or "native",
+)
+def test_what_leaves_by_an_overlay_is_encrypted_in_every_mode(fields: dict[str, str]) -> None:
+    """A node that turns from one has its link, and routes by it, for a moment longer than its rules."""
+    leave = next(item for item in objects(**fields) if isinstance(item, NftChain) and item.name == "leave")
+    marked = [rule for rule in leave.rules if Match("oifname", ("mm.*",)) in rule]
+    assert [[part for part in rule if isinstance(part, SetMark)] for rule in marked] == [[SetMark(0x4D2, 0xFFF)]]
 
 
 def test_a_device_is_there_before_its_key_is_known() -> None:
