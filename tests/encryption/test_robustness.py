@@ -14,7 +14,7 @@ from schemas.values import IPV4, Address, Name
 from tests.encryption import wire
 from tests.encryption.conftest import Made
 from tests.encryption.site import DEVICE, OUTSIDE, PORT, Mode, Site
-from tests.encryption.test_switching import streams
+from tests.encryption.streams import streams
 
 NATIVE = Mode("native")
 pytestmark = [pytest.mark.privileged, pytest.mark.timeout(400)]
@@ -54,8 +54,8 @@ async def test_a_hundred_turns_and_a_new_applier_change_nothing(turned: Made, mo
             await asyncio.to_thread(site.again, "rome", "worker-2", restart=True)
             assert sessions(site) == before
             assert site.differences() == {}
-        assert [flow.lost for flow in flows] == [0, 0]
-        assert sum(flow.sent for flow in flows) > 200
+        assert flows.lost == 0
+        assert flows.sent > 50
     finally:
         site.run("underlay", "nft", "delete", "table", "ip", "nat-of-worker-2")
         site.run("underlay", "conntrack", "-F")
@@ -97,7 +97,7 @@ async def test_a_pod_that_moves_takes_its_address_along(turned: Made) -> None:
         async with streams(site, (IPV4,)) as flows:
             await asyncio.to_thread(site.say, [replace(mover, node=Name("worker-3"))])
             await wire.talk("rome.pod.shop", "rome.pod.mover", mover.addresses[0], IPV4)
-        assert [flow.lost for flow in flows] == [0, 0]
+        assert flows.lost == 0
     finally:
         site.forget(mover.ref)
 

@@ -7,8 +7,7 @@ the other while only one of them has turned. What was encrypted before and is af
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -16,11 +15,10 @@ from msgspec.structs import replace
 
 from schemas.topology import Pod, PublicKey
 from schemas.values import FAMILIES, IPV4, Address, Family
-from services.cli.lab import traffic
-from services.cli.lab.layout import PREFIX
 from tests.encryption import wire
 from tests.encryption.conftest import Made
 from tests.encryption.site import UPLINK, Mode, Site
+from tests.encryption.streams import FLOWS, streams
 
 pytestmark = [pytest.mark.privileged, pytest.mark.timeout(240)]
 
@@ -63,22 +61,6 @@ SWITCHES = [
 ]
 
 
-@contextlib.asynccontextmanager
-async def streams(site: Site, families: Iterable[Family] = FAMILIES, other: str = "stock") -> AsyncIterator[list[traffic.Traffic]]:
-    """Flows between a pod of worker-1 and another one, begun at either end, in these families."""
-    pairs = [(client, server, family) for client, server in (("shop", other), (other, "shop")) for family in families]
-    for client, server, family in pairs:  # neighbours and sessions are there before what is to be judged begins
-        await wire.talk(f"rome.pod.{client}", f"rome.pod.{server}", site.pod(server, family), family)
-    async with contextlib.AsyncExitStack() as stack:
-        found = [
-            await stack.enter_async_context(
-                traffic.running(f"{PREFIX}rome.pod.{client}", f"{PREFIX}rome.pod.{server}", site.pod(server, family))
-            )
-            for client, server, family in pairs
-        ]
-        yield found
-
-
 def turn(made: Made, site: Site, mode: Mode | None) -> None:
     if mode is None:
         site.change(encryption="none", strict="off", routing="native")
@@ -94,16 +76,15 @@ async def test_a_stream_survives_a_switch(turned: Made, site: Site, switch: Swit
     with wire.watched_on(UPLINK) as uplinks:
         async with streams(site, switch.families) as flows:
             await asyncio.sleep(RUN_S)
-            before = sum(flow.sent for flow in flows)
+            before = flows.sent
             await asyncio.to_thread(turn, turned, site, switch.after)
-            during = sum(flow.sent for flow in flows) - before
+            during = flows.sent - before
             await asyncio.sleep(RUN_S)
-    lost, sent = sum(flow.lost for flow in flows), sum(flow.sent for flow in flows)
-    record_property("lost", f"{switch}: {lost} of {sent} datagrams, of which {during} were sent while nodes turned")
+    record_property("lost", f"{switch}: {flows}, of which {during} were sent while nodes turned")
     if switch.before is not None and switch.after is not None:
         assert [wire.in_clear(uplink, site.cluster()) for uplink in uplinks] == [[], []]
     assert before > 100
-    assert lost <= (0 if switch.lossless else during + len(flows) * 8)
+    assert flows.lost <= (0 if switch.lossless else during + len(flows.flows) * FLOWS)
     assert site.differences() == {}
 
 
@@ -119,16 +100,15 @@ async def test_encryption_comes_as_keys_become_known(turned: Made, record_proper
     during = 0
     async with streams(site, (IPV4,)) as flows:
         for said in ([replace(site.cluster(), **NATIVE.fields(), strict="audit")], *([key] for key in keys)):
-            before = sum(flow.sent for flow in flows)
+            before = flows.sent
             await asyncio.to_thread(site.say, said)
-            during += sum(flow.sent for flow in flows) - before
+            during += flows.sent - before
         await asyncio.sleep(RUN_S)
-    lost, sent = sum(flow.lost for flow in flows), sum(flow.sent for flow in flows)
-    record_property("lost", f"none → native for the first time: {lost} of {sent} datagrams, of which {during} were sent while nodes turned")
+    record_property("lost", f"none → native for the first time: {flows}, of which {during} were sent while nodes turned")
     with wire.watched_on(UPLINK) as uplinks:
         async with streams(site, (IPV4,)) as flows:
             await asyncio.sleep(RUN_S)
-    assert [flow.lost for flow in flows] == [0, 0]
+    assert flows.lost == 0
     assert [wire.in_clear(uplink, site.cluster()) for uplink in uplinks] == [[], []]
 
 
@@ -154,7 +134,7 @@ async def test_a_node_that_was_removed_comes_back(turned: Made, what: str) -> No
         finally:
             await asyncio.to_thread(site.forget, *(pod.ref for pod in pods), node.ref)
             await asyncio.to_thread(site.say, [node, *pods])
-    assert [flow.lost for flow in flows] == [0, 0]
+    assert flows.lost == 0
 
 
 @pytest.mark.parametrize("mode", [NATIVE, VXLAN], ids=str)
@@ -173,7 +153,7 @@ async def test_a_node_opts_out_and_back_in(turned: Made, mode: Mode) -> None:
                     assert wire.says(seen.uplinks[0], words, outgoing=outgoing) is out
                     assert wire.says(seen.devices[0], words, outgoing=outgoing) is not out
                 assert wire.in_clear(seen.uplinks[1], site.cluster()) == []
-        assert [flow.lost for flow in flows] == [0, 0]
+        assert flows.lost == 0
         assert {name: wire.counted(site, name) for name in wire.NODES} == counted
     finally:
         site.change("Node/rome/worker-3", opt_out=False)

@@ -51,8 +51,11 @@ class Traffic:
 
 
 @contextlib.asynccontextmanager
-async def running(client: str, server: str, address: str) -> AsyncIterator[Traffic]:
-    """Traffic from the namespace `client` to `server`, dialled as `address`, while the body runs; counted to the end when it is left."""
+async def running(client: str, server: str, address: str, flows: int = _FLOWS) -> AsyncIterator[Traffic]:
+    """Traffic of some UDP flows from the namespace `client` to `server`, dialled as `address`, while the body runs.
+
+    Counted to the end when it is left.
+    """
     loop = asyncio.get_running_loop()
     traffic = Traffic()
     with contextlib.ExitStack() as stack:
@@ -61,7 +64,7 @@ async def running(client: str, server: str, address: str) -> AsyncIterator[Traff
         port = echo.getsockname()[1]
         loop.add_reader(echo, _echo, echo)
         stack.callback(loop.remove_reader, echo)
-        clients = [stack.enter_context(namespaces.inside(client, make)) for _ in range(_FLOWS)]
+        clients = [stack.enter_context(namespaces.inside(client, make)) for _ in range(flows)]
         for each in clients:
             loop.add_reader(each, _take, each, traffic)
             stack.callback(loop.remove_reader, each)
