@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -26,10 +26,8 @@ from tests.real_kernel.report import STARTED
 
 INSIDE = "tests/real_kernel/inside"
 """Tests that are for the guest alone."""
-MESHES = (f"{INSIDE}/", "tests/integration/mesh/")
-"""Tests that share what the first of them makes: they stay together, and all their cases are run."""
-ENCRYPTION = "tests/encryption/"
-"""Tests that share a cluster as well; of their many cases more are run than of others'."""
+MESHES, ENCRYPTION = "tests/integration/mesh/", "tests/encryption/"
+"""Tests that share what the first of a module makes."""
 ROOT = Path(__file__).parent.parent.parent
 VNG = ROOT / ".cache" / "real-kernel" / "bin" / "vng"
 BOOT_S = 600.0
@@ -40,11 +38,13 @@ SILENCE_S = 600.0
 _END_S = 10.0
 _POLL_S = 0.1
 _CONSOLE_LINES = 40
-CASES_MAX = 8
-"""Of a test with more cases than these, as many are run, evenly spread: an emulated machine needs five seconds of a processor for each."""
-ENCRYPTION_CASES_MAX = 24
-_MESH_WEIGHT = 25
-"""How many other tests take as long as a module of those that share a mesh."""
+CASES_MAX = 6
+"""Of a test with more cases than these, as many are run: an emulated machine needs two seconds of a processor for each."""
+SHARED_CASES_MAX = 3
+"""The same of those that share a mesh or a cluster, which take three times as long."""
+PATHS_CASES_MAX = 10
+"""The same of those that follow packets on every path, for which this is all about."""
+_SHARED_WEIGHT = 3
 
 
 class Result(Struct, frozen=True):
@@ -76,27 +76,45 @@ def _version(image: Path) -> list[int]:
 
 def split(items: Sequence[str]) -> list[list[str]]:
     """The items for two runs beside each other that take about as long: a guest has two processors. Those of one mesh stay together."""
-    mesh = [item for item in items if item.startswith(MESHES)]
-    encryption = [item for item in items if item.startswith(ENCRYPTION)]
-    others = [item for item in items if not item.startswith((*MESHES, ENCRYPTION))]
-    modules = {item.partition("::")[0] for item in mesh}
-    lead = _MESH_WEIGHT * len(modules) - len(encryption)
-    ahead, rest = others[: abs(lead)], others[abs(lead) :]
-    runs = [encryption + (ahead if lead > 0 else []) + rest[::2], mesh + ([] if lead > 0 else ahead) + rest[1::2]]
+    runs = [[item for item in items if item.startswith(ENCRYPTION)], [item for item in items if item.startswith((MESHES, INSIDE))]]
+    weights = [_SHARED_WEIGHT * len(run) for run in runs]
+    shared = {item for run in runs for item in run}
+    for item in items:
+        if item not in shared:
+            lighter = weights.index(min(weights))
+            runs[lighter].append(item)
+            weights[lighter] += 1
     return [run for run in runs if run]
 
 
 def sample(items: Sequence[str]) -> list[str]:
-    """The items without most cases of the tests that have many, in the order given."""
+    """The items without most cases of the tests that have many, in the order given. Half of what is left is about Geneve, if anything is.
+
+    Those of the folder INSIDE are one story, and all there.
+    """
     cases: dict[str, list[str]] = {}
-    kept = {item for item in items if item.startswith(MESHES)}
+    kept = {item for item in items if item.startswith(INSIDE)}
     for item in items:
         if item not in kept:
             cases.setdefault(item.partition("[")[0], []).append(item)
-    for group in cases.values():
-        count = min(len(group), ENCRYPTION_CASES_MAX if group[0].startswith(ENCRYPTION) else CASES_MAX)
-        kept.update(group[number * len(group) // count] for number in range(count))
+    for name, group in cases.items():
+        count = min(len(group), _cases_max(name))
+        geneve = [item for item in group if "geneve" in item]
+        others = [item for item in group if "geneve" not in item]
+        about_geneve = max(min(len(geneve), (count + 1) // 2), count - len(others))
+        kept.update(_spread(geneve, about_geneve))
+        kept.update(_spread(others, count - about_geneve))
     return [item for item in items if item in kept]
+
+
+def _cases_max(name: str) -> int:
+    if not name.startswith((MESHES, ENCRYPTION)):
+        return CASES_MAX
+    return PATHS_CASES_MAX if "/test_paths.py" in name else SHARED_CASES_MAX
+
+
+def _spread(items: Sequence[str], count: int) -> Iterator[str]:
+    return (items[number * len(items) // count] for number in range(count))
 
 
 class Guest:

@@ -109,6 +109,7 @@ def test_what_is_expected_is_a_whole_mesh(machines: Machines) -> None:
 # Of a failure no simpler form is looked for: with a second for each order that would take minutes.
 @settings(max_examples=ORDERS, derandomize=True, phases=[Phase.generate])
 @given(order=orders(rests=st.booleans()))
+@pytest.mark.any_kernel
 def test_any_order_leads_to_the_same_kernels(machines: Machines, order: list[tuple[Said, bool]]) -> None:
     """Messages in any order, some of them twice and old ones late, with hosts that apply what is planned in between."""
     mesh = machines.mesh()

@@ -193,6 +193,7 @@ async def test_no_packet_is_lost(rome: Turnovers[LinuxHost]) -> None:
     assert_none_lost(talks)
 
 
+@pytest.mark.any_kernel
 async def test_who_is_away_holds_nobody_up(rome: Turnovers[LinuxHost], monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that neither follows nor answers is waited for until that is sure; when it is back, it meets the others by the new key."""
     monkeypatch.setattr(greetings, "ASKED_S", 4.0)
@@ -213,6 +214,7 @@ async def test_who_is_away_holds_nobody_up(rome: Turnovers[LinuxHost], monkeypat
     assert_none_lost(talks)
 
 
+@pytest.mark.any_kernel
 async def test_an_applier_restarts_at_every_stage(rome: Turnovers[LinuxHost]) -> None:
     """Of the node that changes its key, and of another one: what they have forgotten, they find in the kernel and in the key files."""
 
@@ -225,6 +227,7 @@ async def test_an_applier_restarts_at_every_stage(rome: Turnovers[LinuxHost]) ->
     assert_none_lost(talks)
 
 
+@pytest.mark.any_kernel
 async def test_a_port_that_is_not_let_through_is_named(rome: Turnovers[LinuxHost]) -> None:
     """A node that cannot be met at the second port holds the change up and loses nothing; when it can, the change goes on."""
     blocked = rome.hosts[HOSTS[0]]

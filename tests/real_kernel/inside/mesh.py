@@ -8,6 +8,7 @@ the kernel: devices of wireguard-go would share one folder, in which two gateway
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import threading
 import time
@@ -29,6 +30,7 @@ from services.cli.lab.wiring import Wiring
 from services.planner.service import main as planner
 from services.runtime import accounts
 from services.runtime.broker import Broker
+from services.runtime.errors import Waiting
 from services.runtime.health import Readiness
 from services.runtime.metrics import Metrics
 from services.runtime.server import Server
@@ -82,6 +84,15 @@ async def _run(settings: Settings, name: str, main: Main, stop: asyncio.Event) -
     metrics = Metrics()
     async with Broker.connect(settings.broker(), name, metrics=metrics, stop=stop) as broker:
         await main(Context(settings, broker, metrics, Readiness("broker", name), stop, structlog.get_logger(name)))
+
+
+async def _publish(broker: Broker, subject: str, data: bytes) -> None:
+    """Publish as soon as there is a stream: a planner that has just started makes it, and takes its time here."""
+    while True:
+        with contextlib.suppress(Waiting):
+            await broker.publish(subject, data)
+            return
+        await asyncio.sleep(_POLL_S)
 
 
 class Mesh:
@@ -163,7 +174,7 @@ class Mesh:
         async def publish() -> None:
             async with Broker.connect(BrokerSettings(url=f"nats://127.0.0.1:{PORT}"), "test") as broker:
                 for subject, data in messages:
-                    await broker.publish(subject, data)
+                    await _publish(broker, subject, data)
 
         self._in_underlay(publish)
 

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.real_kernel import guest as module
-from tests.real_kernel.guest import CASES_MAX, ENCRYPTION, INSIDE, Guest, GuestError, sample, split
+from tests.real_kernel.guest import (
+    CASES_MAX,
+    ENCRYPTION,
+    INSIDE,
+    MESHES,
+    PATHS_CASES_MAX,
+    SHARED_CASES_MAX,
+    Guest,
+    GuestError,
+    sample,
+    split,
+)
 
 FIRST, SECOND = "tests/contract/test_a.py::test_one", "tests/contract/test_a.py::test_two"
 REPORT = """printf '{"id": "%s", "outcome": "%s", "text": "%s", "seconds": 0.1}\\n'"""
@@ -104,36 +115,43 @@ def test_without_a_kernel_it_says_what_installs_one(tmp_path: Path, monkeypatch:
 
 
 def test_of_many_cases_some_are_run_and_of_few_all() -> None:
-    """The sample has every test, in order, and the cases of one that has many are spread over all; those of a mesh are all there."""
+    """The sample has every test, in order, and the cases of one that has many are spread over all."""
     many = [f"tests/a.py::test_many[{number}]" for number in range(45)]
     few = ["tests/a.py::test_one", *(f"tests/b.py::test_few[{number}]" for number in range(CASES_MAX))]
     found = sample([*many, *few])
     assert found[-len(few) :] == few
-    assert found[: -len(few)] == [many[number] for number in (0, 5, 11, 16, 22, 28, 33, 39)]
-    shared = [f"tests/integration/mesh/test_paths.py::test_path[{number}]" for number in range(2 * CASES_MAX)]
-    assert sample(shared) == shared
+    assert found[: -len(few)] == [many[number] for number in (0, 7, 15, 22, 30, 37)]
     assert sample([]) == []
 
 
-def test_tests_of_a_mesh_stay_together_in_one_of_two_even_runs() -> None:
-    """Nothing is lost or run twice, the mesh's tests are in one run and come first, and the other run has as much more of the rest."""
-    mesh = [f"{INSIDE}/test_mesh.py::test_{number}" for number in range(3)]
-    others = [f"tests/contract/test_a.py::test_{number}" for number in range(100)]
-    first, second = split([*others, *mesh])
-    assert sorted([*first, *second]) == sorted([*others, *mesh])
-    assert second[:3] == mesh
-    assert len(first) > len(second)
-    assert split(mesh) == [mesh]
-    assert split([]) == []
+@pytest.mark.parametrize(
+    "module,most",
+    [(f"{MESHES}test_egress.py", SHARED_CASES_MAX), (f"{MESHES}test_paths.py", PATHS_CASES_MAX), (f"{ENCRYPTION}a.py", SHARED_CASES_MAX)],
+)
+def test_half_of_the_cases_are_about_geneve(module: str, most: int) -> None:
+    """What no other kernel at hand can run; of tests that share a mesh fewer cases are run, but of paths."""
+    items = [f"{module}::test_path[{number}-{way}]" for number in range(20) for way in ("native", "vxlan", "geneve")]
+    found = sample(items)
+    assert (len(found), sum("geneve" in item for item in found)) == (most, (most + 1) // 2)
+    assert sum("geneve" in item for item in sample([item for item in items if "geneve" in item])) == most
+    assert len(sample([item for item in items if "geneve" not in item])) == most
 
 
-def test_tests_of_encryption_share_the_other_run_and_are_sampled_more_finely() -> None:
-    """They share a cluster: all in one run, away from the meshes', and the rest evens the runs out."""
+def test_the_story_of_a_mesh_is_told_in_full() -> None:
+    """Its tests follow each other."""
+    story = [f"{INSIDE}/test_mesh.py::test_step[{number}]" for number in range(2 * CASES_MAX)]
+    assert sample(story) == story
+
+
+def test_what_shares_a_mesh_stays_together_in_one_of_two_even_runs() -> None:
+    """Nothing is lost or run twice; meshes are in one run and encryption in the other, ahead, and the rest evens the two out."""
     encryption = [f"{ENCRYPTION}test_paths.py::test_path[{number}]" for number in range(40)]
-    mesh, others = [f"{INSIDE}/test_mesh.py::test_one"], [f"tests/a.py::test_{number}" for number in range(31)]
+    mesh = [f"{MESHES}test_paths.py::test_path", f"{INSIDE}/test_mesh.py::test_one"]
+    others = [f"tests/a.py::test_{number}" for number in range(200)]
     one, two = split([*others, *mesh, *encryption])
     assert one[:40] == encryption
-    assert two[:1] == mesh
+    assert two[:2] == mesh
     assert sorted([*one, *two]) == sorted([*others, *mesh, *encryption])
-    assert (len(one), len(two)) == (48, 24)
-    assert len(sample(encryption)) == 24
+    assert (len(one) - 40) + 3 * 40 == (len(two) - 2) + 3 * 2
+    assert split(mesh) == [mesh]
+    assert split([]) == []
