@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -90,6 +90,7 @@ class EncryptionNow(Struct, frozen=True, rename=wire_name):
 
 
 TRACE_SECONDS_MAX = 600
+TraceProtocol = Literal["tcp", "udp", "sctp", "icmp"]
 _Seconds = Annotated[int, Meta(ge=1, le=TRACE_SECONDS_MAX)]
 _Port = Annotated[int, Meta(ge=1, le=65535)]
 _Some = Meta(max_length=256)
@@ -98,17 +99,21 @@ _Some = Meta(max_length=256)
 class TraceFlow(Struct, frozen=True):
     """Verb ``trace``: have the kernel tell of packets between any two of `flow`, and of outer packets between any two of `outer`.
 
-    Outer packets are those to one of the UDP `ports`. The kernel forgets all of it after `seconds`, but for what somebody asked for longer.
+    Of the flow's packets, only those of one of the `protocols` (icmp of either family), and from or to one of `flow_ports`; empty ones are
+    any. Outer packets are those to one of the UDP `ports`. The kernel forgets all of it after `seconds`, but for what somebody asked for
+    longer.
     """
 
     flow: Annotated[tuple[Address, ...], _Some]
     outer: Annotated[tuple[Address, ...], _Some] = ()
     ports: Annotated[tuple[_Port, ...], _Some] = ()
     seconds: _Seconds = 30
+    protocols: Annotated[tuple[TraceProtocol, ...], _Some] = ()
+    flow_ports: Annotated[tuple[_Port, ...], _Some] = ()
 
 
 class Tracing(Struct, frozen=True):
-    """Answer to verb ``trace``: how many elements the kernel was lent, and for how long."""
+    """Answer to verb ``trace``: how many addresses and ports the kernel was given, and for how long."""
 
     elements: int
     seconds: int

@@ -21,8 +21,11 @@ OWN_PROTOCOL = 77
 """Protocol number of every route and rule that is ours."""
 OWN_TABLE_PREFIX = "meshmark."
 """Every nftables table that is ours is in family inet and begins so; nothing else is ever listed."""
+HOST_TABLE = f"{OWN_TABLE_PREFIX}host"
+UPLINKS = "uplinks"
+"""The table and the set in it that say which link is the host's uplink. No packet meets them."""
 TRACE_TABLE = f"{OWN_TABLE_PREFIX}trace"
-"""By whose chains traced packets are seen: see ``services.planner.compile.trace``."""
+"""By whose chains traced packets are seen. Part of no plan, and there only while a flow is traced: see ``services.kernel.trace_table``."""
 OWN_ALIAS = "meshmark"
 """Interface alias (IFLA_IFALIAS) of every link that is ours."""
 MAIN_TABLE = 254

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from schemas.host_objects import NftElement
+from schemas.commands import TraceFlow
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport
 from schemas.values import Name
@@ -53,8 +53,11 @@ class LinuxHost:
     def differences(self, plan: HostPlan) -> list[Difference]:
         return self._do(lambda: self._applier.differences(plan))
 
-    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
-        self._do(lambda: self._kernel.lend(elements, seconds))
+    def trace(self, wish: TraceFlow) -> None:
+        self._do(lambda: self._kernel.trace(wish))
+
+    def forget_traced(self) -> float | None:
+        return self._do(self._kernel.forget_traced)
 
     def restart(self) -> None:
         """End the applier and start another one."""

@@ -19,7 +19,6 @@ from schemas.commands import TraceFlow
 from schemas.flow import FlowEvent
 from schemas.plan import HostPlan
 from schemas.values import Address
-from services.applier.tracing import traced
 from services.auditor.trace.flows import Flows
 from services.auditor.trace.passages import Passages
 from services.auditor.trace.trails import Trail
@@ -123,7 +122,7 @@ class Recorder:
 
     def lend(self, wish: TraceFlow) -> None:
         for host in self._hosts.values():
-            host.lend(traced(wish), wish.seconds)
+            host.trace(wish)
 
     def take(self) -> None:
         """Read what has come until now."""

@@ -17,7 +17,8 @@ from typing import TypeVar
 from benchmarks import topologies
 from benchmarks.result import Figure, Result, median, result, rounded
 from schemas import codec
-from schemas.host_objects import Layer, NftElement, PlanObject
+from schemas.commands import TraceFlow
+from schemas.host_objects import Layer, PlanObject
 from schemas.plan import HostPlan, PlanDiff, UnitDiff, apply_diff, diff_units
 from schemas.snapshot import Chunks
 from schemas.status import ApplyReport, Capabilities, UnitReport
@@ -102,8 +103,11 @@ class SilentKernel:
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         del batch, marker
 
-    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
-        del elements, seconds
+    def trace(self, wish: TraceFlow) -> None:
+        del wish
+
+    def forget_traced(self) -> float | None:
+        return None
 
     def links(self) -> Mapping[str, bool]:
         return {}

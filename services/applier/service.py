@@ -18,7 +18,7 @@ import structlog
 from msgspec import Struct
 
 from schemas import codec, subjects
-from schemas.commands import Repair, Rotate, Settled, TraceFlow, Tracing
+from schemas.commands import Repair, Rotate, Settled
 from schemas.in_use import InUse
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport
@@ -28,7 +28,7 @@ from services.applier.core import Applier
 from services.applier.in_use import InUseWatch
 from services.applier.peers import PeerWatch
 from services.applier.reports import Reporter
-from services.applier.tracing import taken, traced
+from services.applier.tracing import Traces
 from services.applier.watch import TunnelWatch
 from services.kernel.events import EventSource
 from services.kernel.linux import LinuxKernel
@@ -93,6 +93,7 @@ class ApplierService:
             self._tunnels_changed,
             self._reporter.note_peers,
         )
+        self._traces = Traces(kernel, self._in_thread)
         self._in_use = InUseWatch(look, self._idle, lambda: self._turns_made, self._reporter.note)
 
     async def run(self) -> None:
@@ -112,6 +113,7 @@ class ApplierService:
                     group.create_task(self._watch.run(), name="tunnels"),
                     group.create_task(self._in_use.run(), name="in-use"),
                     group.create_task(self._peers.run(), name="peers"),
+                    group.create_task(self._traces.run(), name="traces"),
                 ]
                 group.create_task(self._reporter.run(), name="reports")  # ends by itself: nothing cuts a message short
                 await self._turns()
@@ -295,18 +297,7 @@ class ApplierService:
         return codec.encode(answer)
 
     async def _trace(self, body: bytes) -> bytes:
-        """Lend the kernel what a trace needs. It is no part of the plan, and goes by itself, whatever becomes of us."""
-        try:
-            wish = codec.decode(body, TraceFlow)
-        except codec.DecodeError as error:
-            msg = f"trace: {error}"
-            raise MeshmarkError(msg) from None
-        elements = taken(traced(wish), self._require_plan().plan)
-        if not elements:
-            msg = f"{self._cluster}/{self._host} holds nothing by which a flow could be traced"
-            raise Waiting(msg, "a peering or a mesh")
-        await self._in_thread(lambda: self._kernel.lend(elements, wish.seconds))
-        return codec.encode(Tracing(len(elements), wish.seconds))
+        return await self._traces.ask(body, self._require_plan().plan)
 
     async def _settle(self, _: bytes) -> bytes:
         """Answer once no turn is under way: the kernel's thread takes one work after the other."""

@@ -1,27 +1,65 @@
-"""What the kernel is lent so that it tells of a flow: elements of the trace table's sets. Pure."""
+"""Verb ``trace``: the kernel is asked to tell of a flow, and told when to forget it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from schemas.commands import TraceFlow
-from schemas.host_objects import TRACE_TABLE, NftElement
+import structlog
+
+from schemas import codec
+from schemas.commands import TraceFlow, Tracing
 from schemas.plan import HostPlan
-from schemas.values import IPV6, Address
+from services.kernel.port import Kernel
+from services.runtime.errors import MeshmarkError, Waiting
+
+_log = structlog.get_logger()
+
+T = TypeVar("T")
+
+_AGAIN_S = 1.0
+_AFTER_S = 0.01
+"""What is over is so by the kernel's clock, which is not this one."""
 
 
-def traced(wish: TraceFlow) -> list[NftElement]:
-    """The elements, none twice."""
-    found = [_of("flows", address) for address in wish.flow]
-    found += [_of("outer", address) for address in wish.outer]
-    found += [NftElement(TRACE_TABLE, "ports", str(port)) for port in wish.ports]
-    return list({item.key: item for item in found}.values())
+class InThread(Protocol):
+    """Runs what asks the kernel in the kernel's thread."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T: ...
 
 
-def taken(elements: Iterable[NftElement], plan: HostPlan) -> list[NftElement]:
-    """Those for which the plan has a set: a host may have nothing of a family that another one on the flow's way has."""
-    return [item for item in elements if any(f"set {item.table} {item.set}" in unit for unit in plan.units.values())]
+class Traces:
+    """What is traced on this host. The kernel ends it by itself when this process does; while it runs, it ends what is over."""
 
+    def __init__(self, kernel: Kernel, in_thread: InThread) -> None:
+        self._kernel = kernel
+        self._in_thread = in_thread
+        self._asked = asyncio.Event()
 
-def _of(name: str, address: Address) -> NftElement:
-    return NftElement(TRACE_TABLE, f"{name}6" if address.family == IPV6 else name, address)
+    async def ask(self, body: bytes, plan: HostPlan) -> bytes:
+        """Have the kernel tell of the flow that a command names. Waiting on a host whose links nobody knows."""
+        try:
+            wish = codec.decode(body, TraceFlow)
+        except codec.DecodeError as error:
+            msg = f"trace: {error}"
+            raise MeshmarkError(msg) from None
+        if not plan.units:
+            msg = f"{plan.cluster}/{plan.host} holds nothing by which a flow could be traced"
+            raise Waiting(msg, "a peering or a mesh")
+        await self._in_thread(lambda: self._kernel.trace(wish))
+        self._asked.set()
+        return codec.encode(Tracing(len({*wish.flow}) + len({*wish.outer}) + len({*wish.ports}), wish.seconds))
+
+    async def run(self) -> None:
+        """Have the kernel forget what is over, until cancelled."""
+        while True:
+            self._asked.clear()
+            try:
+                left_s = await self._in_thread(self._kernel.forget_traced)
+            except MeshmarkError as error:
+                _log.warning("traces_kept", error=str(error))
+                left_s = _AGAIN_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), left_s + _AFTER_S if left_s is not None else None)

@@ -22,10 +22,9 @@ from typing import Literal, Self
 
 from msgspec import Struct
 
-from schemas.host_objects import OWN_TABLE_PREFIX
 from services.kernel.listening import datagrams, listening
 from services.kernel.netlink import BE32, NETLINK_NETFILTER, NETLINK_ROUTE, U32, attributes, messages_with_sender, text_of
-from services.kernel.nft.steps import SCRATCH_PREFIX
+from services.kernel.nft.steps import is_heeded
 
 EventLayer = Literal["nft", "link", "address", "rule", "route", "all"]
 
@@ -133,7 +132,7 @@ class EventSource:
             if kind & 0xFF != _NEWGEN:
                 self._touched.add(text_of(found.get(1, b"")))  # the table's name is attribute 1 of every kind of object
                 continue
-            own = any(name.startswith(OWN_TABLE_PREFIX) and not name.startswith(SCRATCH_PREFIX) for name in self._touched)
+            own = any(map(is_heeded, self._touched))
             self._touched.clear()
             if own:
                 number = found.get(_GEN_PID, b"")

@@ -16,6 +16,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from schemas.commands import TraceFlow
 from schemas.host_objects import (
     MAIN_TABLE,
     FdbEntry,
@@ -25,8 +26,6 @@ from schemas.host_objects import (
     LinkAddress,
     Neighbour,
     NftChain,
-    NftElement,
-    NftSet,
     OnLink,
     OverlayLink,
     PlanObject,
@@ -50,6 +49,7 @@ from services.kernel.port import ALL_LAYERS, Flow, KeyRing, PeerSeen, RuleCount
 from services.kernel.route_messages import check as check_route
 from services.kernel.route_messages import in_kernel_form
 from services.kernel.sysctls import general_of, normal, stricter
+from services.kernel.trace_rules import SESSIONS_MAX
 from services.kernel.transaction import Change, Held, Listed, Marker, Observed
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Waiting
 
@@ -80,8 +80,8 @@ class FakeHost:
     wireguard: Literal["kernel", "userspace", "none"] = "kernel"
     geneve: bool = True
     commits: int = 0
-    lent: dict[str, int] = field(default_factory=dict)
-    """Elements that were lent, by key, and for how many seconds; nothing here lets time pass."""
+    traced: dict[TraceFlow, int] = field(default_factory=dict)
+    """Flows that are traced, but for their time, and for how many seconds; nothing here lets time pass."""
 
     def links(self) -> set[str]:
         """Names of all links, ours and others'."""
@@ -195,13 +195,16 @@ class FakeKernel:
         if errors:
             raise errors[0]
 
-    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
-        for item in elements:
-            held = self.host.objects.get(f"set {item.table} {item.set}")
-            if not isinstance(held, NftSet) or not held.timeout:
-                msg = f"{item.key}: there is no set with timeouts"
-                raise Conflict(msg)
-        self.host.lent.update((item.key, max(seconds, self.host.lent.get(item.key, 0))) for item in elements)
+    def trace(self, wish: TraceFlow) -> None:
+        flow = replace(wish, seconds=1)
+        traced = self.host.traced
+        if flow not in traced and len(traced) >= SESSIONS_MAX:
+            msg = f"{SESSIONS_MAX} flows are traced here already; wait for one to end"
+            raise Conflict(msg)
+        traced[flow] = max(wish.seconds, traced.get(flow, 0))
+
+    def forget_traced(self) -> float | None:
+        return min(self.host.traced.values(), default=None)
 
     def links(self) -> Mapping[str, bool]:
         return {name: not isinstance(self.host.objects.get(f"link {name}"), Listed) for name in self.host.links()}
@@ -236,7 +239,7 @@ class FakeKernel:
         return before - len(self.host.flows)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        self.host.traced.clear()
 
     # One object ----------------------------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from schemas.host_objects import Layer, NftElement, NftObject, OverlayLink, PlanObject, Route, Sysctl, WireguardLink, WireguardPeer
+from schemas.commands import TraceFlow
+from schemas.host_objects import Layer, NftObject, OverlayLink, PlanObject, Route, Sysctl, WireguardLink, WireguardPeer
 from schemas.status import Capabilities
-from schemas.values import Address, Key
+from schemas.values import Key
 from services.kernel.addresses import Addresses
 from services.kernel.conntrack import Conntrack
 from services.kernel.interfaces import Interfaces
@@ -29,7 +30,6 @@ from services.kernel.nft.engine import LibNftables, NftEngine
 from services.kernel.nft.raw import RawTables
 from services.kernel.nft.reading import Reading
 from services.kernel.nft.reference import Reference
-from services.kernel.nft.statements import is_address
 from services.kernel.peers import sorted_prefixes
 from services.kernel.port import ALL_LAYERS, Flow, KeyRing, PeerSeen, RuleCount
 from services.kernel.pyroute import Library
@@ -37,6 +37,7 @@ from services.kernel.route_messages import in_kernel_form
 from services.kernel.routes import Routes
 from services.kernel.rules import Rules
 from services.kernel.sysctls import Sysctls, normal
+from services.kernel.trace_table import TraceTable
 from services.kernel.transaction import Change, Held, Listed, Marker, Observed
 from services.kernel.uapi import Userspace
 from services.kernel.wireguard import Wireguard
@@ -46,11 +47,6 @@ from services.runtime.errors import MeshmarkError, Permanent
 from services.runtime.settings import NftEngineName
 
 _BY_DEVICE: frozenset[Layer] = frozenset(("link", "address", "neighbour", "wireguard"))
-
-
-def _key_of(item: NftElement) -> bytes:
-    """The key of an address or a port as the kernel has it."""
-    return Address(item.element).packed if is_address(item.element) else int(item.element).to_bytes(2)
 
 
 _ENGINES: dict[NftEngineName, Callable[[], NftEngine]] = {"nfnetlink": Nfnetlink, "libnftables": LibNftables}
@@ -72,6 +68,7 @@ class LinuxKernel:
         self._conntrack = Conntrack(self._library)
         self._engine = _ENGINES[nft_engine]()
         self._raw = RawTables()
+        self._traced = TraceTable()
         self._reading = Reading(self._engine, self._raw) if remembers else None
         self._seen: bytes | None = None
         self._marked: tuple[int, Marker | None] | None = None
@@ -207,13 +204,11 @@ class LinuxKernel:
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         self._engine.commit(batch, marker)
 
-    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
-        sets = {(item.table, item.set) for item in elements}
-        left_ms = {at: self._raw.lent(*at) for at in sets}
-        # Who asked for longer keeps that: two sessions may be of one end.
-        short = [item for item in elements if left_ms[item.table, item.set].get(_key_of(item), 0) < seconds * 1000]
-        if short:
-            self._engine.lend(short, seconds)
+    def trace(self, wish: TraceFlow) -> None:
+        self._traced.trace(wish, time.monotonic())
+
+    def forget_traced(self) -> float | None:
+        return self._traced.forget(time.monotonic())
 
     def links(self) -> Mapping[str, bool]:
         return {name: device.up for name, device in self._links.devices().items()}
@@ -237,6 +232,7 @@ class LinuxKernel:
         return self._conntrack.drop(list(flows))
 
     def close(self) -> None:
+        self._traced.close()
         self._engine.close()
         self._raw.close()
         self._library.close()

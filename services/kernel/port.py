@@ -14,7 +14,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from schemas.host_objects import Layer, NftElement, PlanObject
+from schemas.commands import TraceFlow
+from schemas.host_objects import Layer, PlanObject
 from schemas.status import Capabilities
 from schemas.values import Address, Endpoint, Key
 from services.kernel.transaction import Change, Marker, Observed
@@ -156,10 +157,17 @@ class Kernel(Protocol):
         """
         ...
 
-    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
-        """Put elements into sets with timeouts, beside any plan; the kernel takes them back by itself. All of them or none.
+    def trace(self, wish: TraceFlow) -> None:
+        """Have the kernel tell of a flow, beside any plan, for as long as is wished; a flow that is traced for longer stays as it is.
 
-        One that is there for longer stays as it is. `elements` are addresses and ports. Raises Conflict when a set is not there.
+        It ends with whoever asked for it, at the latest with the time. Raises Conflict when too many flows are traced.
+        """
+        ...
+
+    def forget_traced(self) -> float | None:
+        """Take back from the kernel what is not traced any more; the seconds until there is more of that, None for never.
+
+        Until then other packets pay for it.
         """
         ...
 

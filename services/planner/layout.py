@@ -84,8 +84,6 @@ MESH_VNI = 77
 HOST_NUMBER_MAX = 4094
 HOST_NUMBER_BITS = 12
 
-PRIORITY_TRACE_FIRST = -350
-"""After fragments are put together, before anything that looks at a packet or changes it."""
 PRIORITY_RAW = -300
 PRIORITY_MANGLE = -150
 PRIORITY_DSTNAT = -100
@@ -99,5 +97,3 @@ PRIORITY_BEFORE_SRCNAT = 99
 """Just before the CNI's masquerading, which must not see flows to a remote cluster."""
 PRIORITY_SRCNAT = 100
 PRIORITY_LAST = 300
-PRIORITY_TRACE_LAST = 350
-"""A packet is what it leaves as."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.host_objects import TRACE_TABLE, GeneveLink, NftChain, NftElement, PlanObject, VxlanLink, WireguardLink, WireguardPeer
+from schemas.host_objects import HOST_TABLE, UPLINKS, GeneveLink, NftChain, NftElement, PlanObject, VxlanLink, WireguardLink, WireguardPeer
 from schemas.nft import Match, SetMark
 from schemas.plan import HostPlan
 from schemas.values import Address
@@ -81,7 +81,7 @@ def view_of(plan: HostPlan) -> View:
                 overlays[item.port] = "VXLAN" if isinstance(item, VxlanLink) else "GENEVE"
             case WireguardPeer():
                 peers.setdefault(item.link, []).append(item)
-            case NftElement(table=table, set="uplinks") if table == TRACE_TABLE:
+            case NftElement(table=table, set=name) if (table, name) == (HOST_TABLE, UPLINKS):
                 roles[item.element] = "network"
     found = {name: tuple(of) for name, of in peers.items()}
     return View(f"{plan.cluster}/{plan.host}", roles, devices, found, overlays, _decrypted(objects.values()))

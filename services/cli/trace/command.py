@@ -92,7 +92,7 @@ async def trace(
     async with (nats or Nats()).connect() as broker:
         allocations = await records.allocations(broker)
         state = State(await records.admitted(broker), allocations.remaps)
-        wanted = session(state, allocations, (source, destination), cluster, int(seconds))
+        wanted = session(state, allocations, (source, destination), cluster, int(seconds), only=filters.only())
         teller = Teller(wanted, filters, form)
         if input_file is not None:
             teller.tell(_recorded(input_file, wanted))

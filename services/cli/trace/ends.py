@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from schemas.commands import TraceFlow
+from schemas.commands import TraceFlow, TraceProtocol
 from schemas.flow import FlowEnd, FlowEvent
 from schemas.host_objects import GeneveLink, VxlanLink, WireguardLink, WireguardPeer
 from schemas.topology import Gateway, Node, Pod
@@ -60,7 +60,19 @@ class Session(Struct, frozen=True):
         return tuple(way for holds, way in found if holds)
 
 
-def session(state: State, allocations: Allocations, names: tuple[str, str], cluster: str | None, seconds: int) -> Session:
+class Only(Struct, frozen=True):
+    """Which packets between the two ends are meant: of these protocols, from or to these ports; empty ones are any."""
+
+    protocols: tuple[TraceProtocol, ...] = ()
+    ports: tuple[int, ...] = ()
+
+
+_ANY = Only()
+
+
+def session(
+    state: State, allocations: Allocations, names: tuple[str, str], cluster: str | None, seconds: int, *, only: Only = _ANY
+) -> Session:
     """The flow between two ends, as they are called: ``cluster/pod``, ``cluster/node``, or an address.
 
     Permanent says what is wrong with a name. With `cluster`, names are of it, and addresses are looked for there alone.
@@ -79,7 +91,8 @@ def session(state: State, allocations: Allocations, names: tuple[str, str], clus
     flow = tuple(dict.fromkeys(address for end in ends for address in (*end.addresses, *end.seen)))
     hosts = list(dict.fromkeys(hosts))
     ports, places = _held(state, allocations, hosts)
-    wish = TraceFlow(flow, tuple(dict.fromkeys((*_outer(state, hosts), *sorted(places)))), tuple(sorted(ports)), seconds)
+    outer = tuple(dict.fromkeys((*_outer(state, hosts), *sorted(places))))
+    wish = TraceFlow(flow, outer, tuple(sorted(ports)), seconds, only.protocols, only.ports)
     return Session(ends[0], ends[1], dict.fromkeys(hosts, wish))
 
 

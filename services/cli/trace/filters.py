@@ -9,12 +9,13 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from schemas.commands import TraceProtocol
 from schemas.flow import FlowEvent, Layer4, Ports
 from services.auditor.trace.trails import Trail, Way, seconds
 from services.auditor.trace.verdicts import packet_verdict
+from services.cli.trace.ends import Only
 from services.runtime.errors import Permanent
 
-Protocol = Literal["tcp", "udp", "sctp", "icmp"]
 _SPAN = re.compile(r"(\d+)(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
 
@@ -29,7 +30,7 @@ def span_s(text: str) -> float:
 
 
 _Port = Annotated[list[int], Parameter(help="Only packets from or to this port, may be repeated", negative=())]
-_Protocol = Annotated[list[Protocol], Parameter(help="Only packets of this protocol, may be repeated", negative=())]
+_Protocol = Annotated[list[TraceProtocol], Parameter(help="Only packets of this protocol, may be repeated", negative=())]
 _Encrypted = Annotated[bool, Parameter(help="Only packets that were encrypted on every way between two hosts", negative=())]
 _Unencrypted = Annotated[bool, Parameter(help="Only packets that went in clear between two hosts, on each way or on some", negative=())]
 _Verdict = Annotated[Literal["FORWARDED", "DROPPED"] | None, Parameter(help="Only points with this verdict")]
@@ -66,6 +67,13 @@ class Filters:
             kept = kept[: self.first]
         return kept[-self.last :] if self.last else kept
 
+    def only(self) -> Only:
+        """What of this hosts can be asked for, so that they tell of nothing else."""
+        if self.port and self.protocol and set(self.protocol) <= {"icmp"}:
+            msg = "--port: packets of ICMP have none"
+            raise Permanent(msg)
+        return Only(tuple(dict.fromkeys(self.protocol)), tuple(dict.fromkeys(self.port)))
+
     def points(self, events: Iterable[tuple[Way | None, FlowEvent]]) -> Iterator[tuple[Way | None, FlowEvent]]:
         """Those of their points that are shown."""
         for way, event in events:
@@ -89,11 +97,11 @@ class Filters:
         return True
 
 
-def protocol_of(l4: Layer4 | None) -> Protocol | None:
+def protocol_of(l4: Layer4 | None) -> TraceProtocol | None:
     """The protocol's name in small letters; ICMP of either family is one."""
     if l4 is None:
         return None
-    named: tuple[tuple[object, Protocol], ...] = ((l4.tcp, "tcp"), (l4.udp, "udp"), (l4.sctp, "sctp"), (l4.icmp4 or l4.icmp6, "icmp"))
+    named: tuple[tuple[object, TraceProtocol], ...] = ((l4.tcp, "tcp"), (l4.udp, "udp"), (l4.sctp, "sctp"), (l4.icmp4 or l4.icmp6, "icmp"))
     return next((name for found, name in named if found is not None), None)
 
 

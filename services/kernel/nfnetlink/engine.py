@@ -15,20 +15,19 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 
-from schemas.host_objects import NftElement, PlanObject
+from schemas.host_objects import PlanObject
 from services.kernel.netlink import BE32, NetlinkError, attributes
-from services.kernel.nfnetlink import elements as encoded
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.batch import Batch
 from services.kernel.nfnetlink.elements import Header
-from services.kernel.nfnetlink.exchange import FIRST, Exchange, NotSent, Outcome
+from services.kernel.nfnetlink.exchange import Exchange, NotSent, Outcome
 from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.values import KINDS_BY_NUMBER, Inexpressible, Kind
 from services.kernel.nfnetlink.watch import Watch
 from services.kernel.nfnetlink.wire import Message, SetFlag
 from services.kernel.nft.engine import CONFLICT, TRANSIENT, UNKNOWN, LibNftables
 from services.kernel.nft.raw import PartKey
-from services.kernel.nft.steps import path, steps
+from services.kernel.nft.steps import steps
 from services.kernel.transaction import Change, Held, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
 
@@ -92,38 +91,6 @@ class Nfnetlink:
 
     def marker(self) -> Marker | None:
         return self._library.marker()
-
-    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
-        """Sent without a generation: what others wrote meanwhile is no matter of such an element."""
-        try:
-            messages = self._lent(elements, seconds)
-            outcome = self._exchange.send(messages, None)
-        except Inexpressible:
-            self._library.lend(elements, seconds)
-            return
-        except NotSent as error:
-            raise _unsent(error) from error
-        except NetlinkError as error:
-            self._reopen()
-            msg = f"nft: {error.strerror}; ask again"
-            raise OutcomeUnknown(msg) from error
-        if outcome.refusals:
-            refusal = min(outcome.refusals)
-            raise mapped(refusal.number, f"nft: cannot lend elements: {os.strerror(refusal.number)}")
-
-    def _lent(self, elements: Sequence[NftElement], seconds: int) -> list[bytes]:
-        """Each element comes, goes and comes: one that is there already would keep the rest of its time."""
-        messages: list[bytes] = []
-        for at in sorted({path(element) for element in elements}):
-            members, header = [element for element in elements if path(element) == at], self._header(*at)
-            here = encoded.lent(header, members, seconds)
-            for kind, items in (
-                (Message.NEW_ELEMENTS, here),
-                (Message.DEL_ELEMENTS, encoded.deleted(header, members)),
-                (Message.NEW_ELEMENTS, here),
-            ):
-                messages += encoded.messages(kind, at, items, FIRST + len(messages))
-        return messages
 
     def close(self) -> None:
         self._closed = True

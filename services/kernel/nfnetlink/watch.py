@@ -6,12 +6,11 @@ than its buffer holds, it does not know.
 
 from __future__ import annotations
 
-from schemas.host_objects import OWN_TABLE_PREFIX
 from services.kernel.events import NFT_GROUP, process_name
 from services.kernel.listening import datagrams, listening
 from services.kernel.netlink import BE32, NETLINK_NETFILTER, attributes, messages_with_sender, text_of
 from services.kernel.nfnetlink.wire import SUBSYSTEM, Message
-from services.kernel.nft.steps import SCRATCH_PREFIX
+from services.kernel.nft.steps import is_heeded
 
 _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
 _BUFFER_BYTES = 8 << 20
@@ -66,7 +65,7 @@ class Watch:
 
 
 def _own_table(name: str) -> str:
-    return f"table {name}" if name.startswith(OWN_TABLE_PREFIX) and not name.startswith(SCRATCH_PREFIX) else ""
+    return f"table {name}" if is_heeded(name) else ""
 
 
 def _who(generation: dict[int, bytes]) -> str:

@@ -24,7 +24,7 @@ from services.kernel.netlink import NETLINK_NETFILTER, NetlinkError, NetlinkSock
 from services.kernel.nft.listing import marker_of, table_objects
 from services.kernel.nft.raw import PartKey, is_own
 from services.kernel.nft.steps import MARKER_TABLE, Path, path
-from services.kernel.nft.text import Context, batch_text, lent_text, needs_refill
+from services.kernel.nft.text import Context, batch_text, needs_refill
 from services.kernel.transaction import Change, Held, Listed, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
 
@@ -51,8 +51,6 @@ class NftEngine(Protocol):
     def read_part(self, table: str, part: PartKey, wanted: Mapping[str, PlanObject]) -> dict[str, Held]: ...
 
     def marker(self) -> Marker | None: ...
-
-    def lend(self, elements: Sequence[NftElement], seconds: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -81,7 +79,7 @@ class LibNftables:
 
     def tables(self) -> list[str]:
         """Own tables without the marker's and scratch ones."""
-        return sorted(name for name in self._flags() if is_own(name))
+        return sorted(name for name, flags in self._flags().items() if is_own(name, flags))
 
     def _flags(self) -> dict[str, int]:
         """The flags of every table by name. Asked of the kernel: nft 1.0.6 prints stray memory where a table has flags, anybody's."""
@@ -112,10 +110,6 @@ class LibNftables:
     def marker(self) -> Marker | None:
         listed = self.list_table(MARKER_TABLE)
         return marker_of(listed) if listed is not None else None
-
-    def lend(self, elements: Sequence[NftElement], seconds: int) -> None:
-        """Add elements for some time. One that is there begins anew, which the kernel does only where it goes and comes."""
-        self.run(lent_text(elements, seconds))
 
     def list_table(self, table: str) -> list[Any] | None:
         """The listing of one table, None when there is none."""

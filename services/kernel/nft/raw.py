@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from schemas.host_objects import OWN_TABLE_PREFIX
+from schemas.host_objects import TRACE_TABLE
 from services.kernel.netlink import (
     BE32,
     NETLINK_NETFILTER,
@@ -26,12 +26,11 @@ from services.kernel.netlink import (
     NetlinkSocket,
     attribute,
     attributes,
-    each_attribute,
     text_attribute,
     text_of,
 )
 from services.kernel.nft.counted import rule_counts
-from services.kernel.nft.steps import MARKER_TABLE, SCRATCH_PREFIX
+from services.kernel.nft.steps import MARKER_TABLE, is_heeded
 from services.kernel.port import RuleCount
 from services.runtime.errors import Transient
 
@@ -42,11 +41,12 @@ _INET = bytes((1, 0, 0, 0))  # nfgenmsg: NFPROTO_INET, version, resource
 _ANY = bytes(4)
 _HEAD = len(_INET)
 _TABLE, _NAME = 1, 2  # the same in every kind of object; a table's name is 1
-_TABLE_USE = 3
+_TABLE_FLAGS, _TABLE_USE = 2, 3
 _CHAIN_NAME, _CHAIN_USE, _CHAIN_COUNTERS = 3, 6, 8
 _SET_FLAGS, _ANONYMOUS, _MAP, _TIMEOUT = 3, 0x1, 0x8, 0x10
 _EXPRESSIONS = 4
-_ELEMENTS, _KEY, _VALUE, _EXPIRATION = 3, 1, 1, 5
+OWNED = 0x2
+"""The flag of a table that is its maker's socket's: NFT_TABLE_F_OWNER."""
 _GENERATION_ID = 1
 _TYPE_MASK = 0x3FFF
 _ATTRIBUTE = struct.Struct("=HH")
@@ -113,28 +113,13 @@ class RawTables:
             msg = f"nft: cannot read counters: {error}"
             raise Transient(msg) from error
 
-    def lent(self, table: str, name: str) -> dict[bytes, int]:
-        """For how many milliseconds each element of a set with timeouts is there yet, by its key; none where there is no such set."""
-        found: dict[bytes, int] = {}
-        try:
-            for body in self._netlink.dump(_GET_ELEMENTS, _INET + text_attribute(_TABLE, table) + text_attribute(_NAME, name)):
-                for _, item in each_attribute(attributes(body, _HEAD).get(_ELEMENTS, b"")):
-                    element = attributes(item)
-                    if _EXPIRATION in element:
-                        found[attributes(element[_KEY])[_VALUE]] = int.from_bytes(element[_EXPIRATION])
-        except NetlinkError as error:
-            if error.errno != errno.ENOENT:
-                msg = f"nft: cannot read the set {table} {name}: {error}"
-                raise Transient(msg) from error
-        return found
-
     def _parts(self) -> dict[str, Parts]:
         tables: dict[str, dict[PartKey, _Hash]] = {}
         odd: set[str] = set()
         for body in self._netlink.stream(_GET_TABLE, _INET):
             found = attributes(body, _HEAD)
             name = text_of(found[_TABLE])
-            if is_own(name):
+            if is_own(name, int.from_bytes(found.get(_TABLE_FLAGS, b""))):
                 found.pop(_TABLE_USE, None)
                 tables[name] = {REST: _hashed(repr(found).encode())}
         for body in self._netlink.stream(_GET_CHAIN, _INET):
@@ -196,9 +181,9 @@ class RawTables:
                 into.update(body[_HEAD:])
 
 
-def is_own(table: str) -> bool:
-    """Whether a table is one of ours, and neither the marker's nor a scratch one."""
-    return table.startswith(OWN_TABLE_PREFIX) and table != MARKER_TABLE and not table.startswith(SCRATCH_PREFIX)
+def is_own(table: str, flags: int) -> bool:
+    """Whether a table is one of ours that a plan may have: neither the marker's, nor a scratch one, nor one by which flows are traced."""
+    return (is_heeded(table) and table != MARKER_TABLE) or (table == TRACE_TABLE and not flags & OWNED)
 
 
 def _hashed(data: bytes) -> _Hash:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from schemas.host_objects import OWN_TABLE_PREFIX, NftChain, NftElement, NftSet, NftTable
+from schemas.host_objects import OWN_TABLE_PREFIX, TRACE_TABLE, NftChain, NftElement, NftSet, NftTable
 from schemas.nft import Comment, Verdict
 from services.kernel.transaction import Change, Held, Listed, ListedChain, Marker, is_recreated_set
 from services.runtime.errors import Permanent
@@ -30,6 +30,11 @@ _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 _Chain = NftChain | ListedChain
 Path = tuple[str, str]
 Refill = Mapping[Path, tuple[NftElement, ...]]
+
+
+def is_heeded(table: str) -> bool:
+    """Whether a change of a table is a change of what is ours to keep: scratch ones and that of traced flows come and go."""
+    return table.startswith(OWN_TABLE_PREFIX) and table != TRACE_TABLE and not table.startswith(SCRATCH_PREFIX)
 
 
 class Step(NamedTuple):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from schemas.host_objects import NftChain, NftElement, NftSet, NftTable, PlanObject
 from schemas.values import Address
 from services.kernel.nft.statements import chain_header, element_text, is_address, is_name, rule_text, set_header
-from services.kernel.nft.steps import Path, Step, changed_sets, path, steps
+from services.kernel.nft.steps import Path, Step, changed_sets, steps
 from services.kernel.transaction import Change, Marker
 
 _CHUNK = 1000
@@ -78,16 +78,6 @@ def _element_lines(step: Step, ranged: dict[Path, bool], context: Context) -> It
     texts = [element_text(item, ranged_value=ranged.get(at, False)) for item in elements]
     for start in range(0, len(texts), _CHUNK):
         yield f"{step.verb} element inet {step.table} {step.name} {{ {', '.join(texts[start : start + _CHUNK])} }}"
-
-
-def lent_text(elements: Sequence[NftElement], seconds: int) -> str:
-    """Elements that the kernel takes back by itself, in one transaction. What is there goes first: it would keep the rest of its time."""
-    lines = []
-    for at in sorted({path(item) for item in elements}):
-        keys = [element_text(item) for item in elements if path(item) == at]
-        add = f"add element inet {' '.join(at)} {{ {', '.join(f'{key} timeout {seconds}s' for key in keys)} }}"
-        lines += [add, f"delete element inet {' '.join(at)} {{ {', '.join(keys)} }}", add]
-    return "\n".join(lines) + "\n"
 
 
 def set_line(item: NftSet) -> str:

@@ -42,7 +42,7 @@ from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Pod
 from schemas.values import IPV4, IPV6, Address, Endpoint, Family, Mac, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
-from services.planner.compile import control, trace
+from services.planner.compile import control, uplinks
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
 from services.planner.external import node_source, shared_source
 from services.planner.families import carried, overlay_address, overlay_mtu, tunnel_endpoint, tunnel_mtu, underlay_ends
@@ -84,7 +84,7 @@ def base(state: State, allocations: Allocations, attachment: Attachment) -> Iter
     yield from _guards(state, attachment, families)
     yield from control.rules(cluster)
     yield from (rule for family in families for rule in _rules(family))
-    yield from trace.objects(cluster, state.gateways[cluster.name][attachment.end.gateway])
+    yield from uplinks.objects(state.gateways[cluster.name][attachment.end.gateway])
     yield NftTable(table)
     yield from control.objects(table, cluster)
     yield from _sets(state, attachment, table, families)

@@ -17,7 +17,7 @@ from schemas.topology import Cluster, EgressPolicy, Node, Overlay, Pod, PublicKe
 from schemas.values import IPV4, Family
 from services.planner import mesh, names, rotation
 from services.planner.allocate import Allocations
-from services.planner.compile import egress, encryption, mesh_overlay, strict, trace
+from services.planner.compile import egress, encryption, mesh_overlay, strict, uplinks
 from services.planner.egress import exits
 from services.planner.rotation import Turn
 from services.planner.state import HostId, State, seen_prefixes
@@ -255,7 +255,7 @@ class Meshes:
     def _base(self, cluster: Cluster, node: Node) -> SummedUnit:
         host = HostId(cluster.name, node.name)
         number, key = self._allocations.number(host), self._state.keys.get(host)
-        objects: list[PlanObject] = [*trace.objects(cluster, node)]
+        objects: list[PlanObject] = [*uplinks.objects(node)]
         refs = [cluster.ref, node.ref]
         overlay = self._has_overlay(cluster)
         if cluster.routing == "overlay":

@@ -17,7 +17,7 @@ from schemas.topology import Cluster, Node
 from schemas.values import Address, Family, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
-from services.planner.compile import control, trace
+from services.planner.compile import control, uplinks
 from services.planner.compile.gateway import guard, notrack, overlay_link, overlay_port
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
 from services.planner.external import is_per_node, node_source, shared_source
@@ -35,7 +35,7 @@ def base(state: State, allocations: Allocations, attachment: Attachment, item: N
     seen = [prefix for prefix, _ in seen_prefixes(state, attachment)]
     families = carried(state, attachment.peering)
     yield from (Sysctl(FORWARDING[family], "1") for family in families)
-    yield from trace.objects(cluster, item)
+    yield from uplinks.objects(item)
     for prefix in seen:
         yield guard(MAIN_TABLE, prefix)
         yield guard(layout.NODE_TABLE, prefix)

@@ -222,7 +222,7 @@ def test_what_nobody_plans_goes_as_far_as_it_can(stuck: str) -> None:
     blocked = applier(host, lambda change: Permanent("no") if change.key == stuck and change.new is None else None)
     report = blocked.apply(EMPTY, 1, 2)
     # Tables go together or not at all, and the first of them is named.
-    named = "table meshmark.trace" if stuck.startswith("table") else stuck
+    named = "table meshmark.host" if stuck.startswith("table") else stuck
     assert [(unit.unit, unit.outcome, unit.error) for unit in report.units] == [("-", "degraded", f"{named}: no")]
     left = {key for key, item in host.objects.items() if not (stuck.startswith("table") and item.layer == "nft")}
     assert left <= {stuck}

@@ -457,20 +457,20 @@ async def test_peers_that_shake_hands_are_counted_without_a_turn(monkeypatch: py
         assert kernel.host.commits == commits
 
 
-async def test_a_trace_is_lent_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The addresses and ports that are asked for, for that time, but for those of a family that the host has nothing of."""
+async def test_the_kernel_is_asked_to_trace_a_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the time that is wished, and no longer than the applier runs; a host that holds nothing cannot."""
     kernel = FakeKernel()
     wish = TraceFlow((Address("10.200.1.10"), Address("fd00:200::1")), (Address("172.18.0.11"),), (51871,), 30)
+    asked = Message("mesh.cmd.rome.gateway.trace", codec.encode(wish))
+    nothing = HostPlan(GATEWAY_PLAN.cluster, GATEWAY_PLAN.host, {})
     async with running(monkeypatch, kernel) as broker:
+        with pytest.raises(Waiting, match="no plan"):
+            await broker.handlers["trace"](asked)
         broker.write(GATEWAY_PLAN, 1)
-        broker.announce(HostPlan(GATEWAY_PLAN.cluster, GATEWAY_PLAN.host, {}), GATEWAY_PLAN, 1)
+        broker.announce(nothing, GATEWAY_PLAN, 1)
         await broker.reports.get()
-        answer = await broker.handlers["trace"](Message("mesh.cmd.rome.gateway.trace", codec.encode(wish)))
-        assert codec.decode(answer, Tracing) == Tracing(3, 30)
+        assert codec.decode(await broker.handlers["trace"](asked), Tracing) == Tracing(4, 30)
         with pytest.raises(MeshmarkError, match="trace"):
             await broker.handlers["trace"](Message("mesh.cmd.rome.gateway.trace", b'{"flow":["10.200.1.10"],"seconds":100000}'))
-    assert kernel.host.lent == {
-        "element meshmark.trace flows 10.200.1.10": 30,
-        "element meshmark.trace outer 172.18.0.11": 30,
-        "element meshmark.trace ports 51871": 30,
-    }
+        assert list(kernel.host.traced.values()) == [30]
+    assert kernel.host.traced == {}

@@ -78,7 +78,7 @@ def test_a_missing_table_stands_for_all_in_it() -> None:
     for key in [key for key, item in host.objects.items() if item.layer == "nft"]:
         del host.objects[key]
     host.marker = None
-    assert [finding.key for finding in look(host)] == [MARKER_KEY, "table meshmark.rome.rome-milan", "table meshmark.trace"]
+    assert [finding.key for finding in look(host)] == [MARKER_KEY, "table meshmark.host", "table meshmark.rome.rome-milan"]
 
 
 def test_additions_to_what_is_ours_are_found() -> None:

@@ -91,7 +91,7 @@ def test_peers_are_those_that_encrypt_and_have_exactly_their_pods() -> None:
     assert found["cAK"].endpoint == "172.18.0.12:51871"
     assert THREE in settled_plans(encrypting())
     left_out = settled_plans(encrypting())[THREE].objects().values()
-    assert all("meshmark.trace" in item.key for item in left_out)
+    assert all("meshmark.host" in item.key for item in left_out)
 
 
 def test_nodes_are_allowed_where_they_are_encrypted_too() -> None:
@@ -300,7 +300,7 @@ def test_an_overlay_needs_no_encryption() -> None:
     """Then it takes no bytes for it, marks nothing and has no device."""
     found = objects(routing="overlay", encryption="none", strict="off")
     assert {item.mtu for item in found if isinstance(item, VxlanLink)} == {1450, 1430}
-    assert not [item for item in found if isinstance(item, WireguardLink | NftChain | NftElement) and "meshmark.trace" not in item.key]
+    assert not [item for item in found if isinstance(item, WireguardLink | NftChain | NftElement) and "meshmark.host" not in item.key]
 
 
 # Rules ------------------------------------------------------------------------------------------------------------------------------

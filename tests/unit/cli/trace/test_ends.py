@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.cli.trace.ends import Session, session
+from services.cli.trace.filters import Filters
 from services.planner.core import Core, settle_rollouts
+from services.runtime.errors import Permanent
 from tests.topologies import keys, tell, two_clusters
 
 
@@ -30,3 +34,15 @@ def test_an_address_is_whose_it_is() -> None:
     unknown = between("10.200.2.99", "rome/shop").source
     assert (unknown.name, unknown.known.node_name.partition("/")[2]) == ("10.200.2.99", "worker-2")
     assert between("rome/shop", "192.0.2.9").route == ("rome/worker-1",)
+
+
+def test_hosts_are_asked_for_nothing_that_is_not_shown() -> None:
+    """By protocols and ports of the filters; a port of a protocol that has none is said to be so."""
+    core = Core()
+    tell(core, [*two_clusters(), *keys()])
+    settle_rollouts(core.state, core.allocations)
+    only = Filters(port=[443, 443, 80], protocol=["tcp", "icmp"]).only()
+    wanted = session(core.state, core.allocations, ("rome/shop", "milan/bank"), None, 30, only=only)
+    assert {(wish.protocols, wish.flow_ports) for wish in wanted.hosts.values()} == {(("tcp", "icmp"), (443, 80))}
+    with pytest.raises(Permanent, match="have none"):
+        Filters(port=[443], protocol=["icmp"]).only()

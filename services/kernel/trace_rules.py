@@ -1,0 +1,122 @@
+"""What the kernel holds while somebody traces a flow: chains that see packets, sets of what is traced, rules by which the kernel tells.
+
+A packet is told of from where it comes into a network stack, by prerouting or by output. It loses that where it is encapsulated or leaves
+the namespace, so each wrapping is found anew: outer packets by their addresses and port. Between any two of the addresses, since a flow has
+others before and after it is translated, and answers go the other way; and by protocol and ports, so that nothing else that two busy hosts
+say to each other is told of.
+
+The chains without rules are where a packet is seen again: as forward and input find it, and as it leaves. Elements have a time to live:
+when it is over nothing more is told, whatever has become of who asked. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from schemas.commands import TraceFlow, TraceProtocol
+from schemas.host_objects import TRACE_TABLE, NftChain, NftElement, NftSet
+from schemas.nft import DataType, Limit, Match, Rule, Selector, Trace
+from schemas.values import FAMILIES, IPV4, IPV6, Address, Family
+
+PRIORITY_FIRST = -350
+"""After fragments are put together, before anything that looks at a packet or changes it."""
+PRIORITY_LAST = 350
+"""A packet is what it leaves as."""
+BEGINNING = (("arriving", "prerouting"), ("leaving", "output"))
+"""Chains whose rules begin to tell of a packet, and where they are."""
+SESSIONS_MAX = 32
+"""So many flows are traced on a host at once: each is some rules that other packets meet."""
+_INNER = Limit(rate=200, burst=100)
+_OUTER = Limit(rate=400, burst=200)
+"""A busy flow is sampled: the kernel tells of each packet some twenty times."""
+_PROTOCOLS: Mapping[TraceProtocol, tuple[str, ...]] = {"tcp": ("tcp",), "udp": ("udp",), "sctp": ("sctp",), "icmp": ("icmp", "icmpv6")}
+_WITH_PORTS: tuple[TraceProtocol, ...] = ("tcp", "udp", "sctp")
+_ENDS: tuple[Selector, ...] = ("th dport", "th sport")
+
+
+class _Words(Struct, frozen=True):
+    """How nftables calls what differs between the families."""
+
+    suffix: str
+    source: Selector
+    destination: Selector
+
+
+_WORDS: Mapping[Family, _Words] = {IPV4: _Words("", "ip saddr", "ip daddr"), IPV6: _Words("6", "ip6 saddr", "ip6 daddr")}
+
+
+class Session(Struct, frozen=True):
+    """A flow that is traced under a number that no other has at the time."""
+
+    number: int
+    wish: TraceFlow
+
+    def _name(self, what: str) -> str:
+        return f"{what}_{self.number}"
+
+    def sets(self) -> list[NftSet]:
+        """The sets of what is traced, of the families of which there is anything."""
+        found = {item.set: item for item in self.elements()}
+        types = {name: _type_of(item) for name, item in found.items()}
+        return [NftSet(TRACE_TABLE, name, kind, timeout=True) for name, kind in types.items()]
+
+    def elements(self) -> list[NftElement]:
+        """What is traced, none twice."""
+        wish = self.wish
+        places = [(name, address) for name, many in (("flows", wish.flow), ("outer", wish.outer)) for address in many]
+        found = [NftElement(TRACE_TABLE, self._name(f"{name}{_WORDS[item.family].suffix}"), item) for name, item in places]
+        found += [NftElement(TRACE_TABLE, self._name("ports"), str(port)) for port in wish.ports]
+        return list({item.key: item for item in found}.values())
+
+    def rules(self) -> Iterator[Rule]:
+        """The rules of a chain that begins to tell."""
+        for family in FAMILIES:
+            words = _WORDS[family]
+            if _has_two(self.wish.flow, family):
+                flow = (f"@{self._name(f'flows{words.suffix}')}",)
+                between = Match(words.source, flow), Match(words.destination, flow)
+                for which in _which(self.wish):
+                    yield (*between, *which, _INNER, Trace())
+            if _has_two(self.wish.outer, family) and self.wish.ports:
+                outer = (f"@{self._name(f'outer{words.suffix}')}",)
+                port = Match("udp dport", (f"@{self._name('ports')}",))
+                yield (Match(words.source, outer), Match(words.destination, outer), port, _OUTER, Trace())
+
+
+def chains(sessions: Sequence[Session]) -> list[NftChain]:
+    """All chains, with the rules of these sessions."""
+    rules = tuple(rule for session in sessions for rule in session.rules())
+    begin = [NftChain(TRACE_TABLE, name, rules, "filter", hook, PRIORITY_FIRST) for name, hook in BEGINNING]  # type: ignore[arg-type]
+    return [
+        *begin,
+        NftChain(TRACE_TABLE, "entering", (), "filter", "input", PRIORITY_FIRST),
+        NftChain(TRACE_TABLE, "passing", (), "filter", "forward", PRIORITY_FIRST),
+        NftChain(TRACE_TABLE, "left", (), "filter", "postrouting", PRIORITY_LAST),
+    ]
+
+
+def _which(wish: TraceFlow) -> Iterator[tuple[Match, ...]]:
+    """What of the packets between the addresses is meant: each is a rule's matches. A port is one of either end."""
+    if not wish.flow_ports:
+        yield (_of(wish.protocols),) if wish.protocols else ()
+        return
+    protocols = tuple(each for each in wish.protocols or _WITH_PORTS if each in _WITH_PORTS)
+    ports = tuple(str(port) for port in dict.fromkeys(wish.flow_ports))
+    for end in _ENDS if protocols else ():
+        yield _of(protocols), Match(end, ports)
+
+
+def _of(protocols: Iterable[TraceProtocol]) -> Match:
+    return Match("meta l4proto", tuple(name for each in protocols for name in _PROTOCOLS[each]))
+
+
+def _has_two(addresses: Iterable[Address], family: Family) -> bool:
+    return len({address for address in addresses if address.family == family}) > 1
+
+
+def _type_of(item: NftElement) -> DataType:
+    if item.set.startswith("ports"):
+        return "inet_service"
+    return "ipv6_addr" if ":" in item.element else "ipv4_addr"
