@@ -63,6 +63,11 @@ def point_of(comment: str) -> Point | None:
     return _BY_BEGIN.get(comment.partition(":")[0])
 
 
+def said(comment: str) -> str:
+    """What a rule's comment says to people."""
+    return comment.partition(": ")[2] if point_of(comment) else comment
+
+
 def log_prefix(direction: Direction, traffic: Traffic) -> str:
     """What a packet in clear is shown with, so that it says by which rule."""
     return f"{_PREFIX} {direction} {traffic}"

@@ -91,15 +91,15 @@ class Recorded(Struct):
         return cls(links, [(float(at_s), base64.b64decode(data)) for at_s, _, data in (line.partition(" ") for line in rest)])
 
 
-def flows(plan: HostPlan, recorded: Recorded) -> list[FlowEvent]:
-    """The flow events of what was recorded; uuids are counted from 1 on each host."""
+def flows(plan: HostPlan, recorded: Recorded, comment: str = "") -> list[FlowEvent]:
+    """The flow events of what was recorded; uuids are counted from 1 on each host. `comment` is that of each rule that dropped."""
     numbers = itertools.count(1)
     made = Flows(
         view_of(plan),
         plan.because,
         lambda index: recorded.links.get(index, ""),
         lambda: f"{plan.host}-{next(numbers)}",
-        lambda _: "",
+        lambda _: comment,
     )
     passages, found, at_s = Passages(), list[FlowEvent](), _BEGIN_S
     for at_s, data in recorded.datagrams:

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
+from schemas.encryption import said
 from schemas.flow import (
     DROP_EVENT,
     IP,
@@ -149,7 +150,7 @@ class Flows:
             time=when(seen.at_s),
             uuid=self._new_id(),
             verdict="DROPPED",
-            drop_reason_desc=comment or where,
+            drop_reason_desc=f"{where}: {said(comment)}" if comment else where,
             ip=_addresses(item, item),
             l4=_layer4(item),
             node_name=self._view.node,

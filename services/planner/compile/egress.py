@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from schemas.host_objects import NextHop, NftChain, NftElement, NftSet, NftTable, PlanObject, PolicyRule, Route, Sysctl
-from schemas.nft import ClampMss, Counter, Match, Nat, Rule, SetMark, Verdict, VerdictMap
+from schemas.nft import ClampMss, Match, Nat, Rule, SetMark, Verdict, VerdictMap
 from schemas.topology import Cluster, EgressPolicy, Node
 from schemas.values import Address, Family, Prefix
 from services.planner import egress, layout, mesh, names
-from services.planner.compile import control
+from services.planner.compile import control, drops
 from services.planner.compile.gateway import guard
 from services.planner.compile.mesh_overlay import link_to_node
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
@@ -32,7 +32,6 @@ _BY_OVERLAY, _FROM_OVERLAY = Match("oifname", (_OVERLAY,)), Match("iifname", (_O
 _NOT_BY_OVERLAY = Match("oifname", (_OVERLAY,), "!=")
 _REPLY = Match("ct direction", ("reply",))
 _RETURN = Verdict("return")
-_DROP = (Counter(), Verdict("drop"))
 
 
 class Role(NamedTuple):
@@ -166,7 +165,7 @@ def _forward(cluster: Cluster) -> Iterator[Rule]:
     for family in mesh.pod_families(cluster):
         words = WORDS[family]
         stranger = Match(words.source, (f"@let_out{words.suffix}",), "!=")
-        yield (_FROM_OVERLAY, *_outside(family, words.destination), stranger, *_DROP)
+        yield (_FROM_OVERLAY, *_outside(family, words.destination), stranger, *drops.NOT_LET_OUT)
 
 
 def _closed(cluster: Cluster) -> Iterator[Rule]:
@@ -176,7 +175,7 @@ def _closed(cluster: Cluster) -> Iterator[Rule]:
     led_away = Match("meta mark", tuple(f"{value:#x}" for value in others), "!=", marks.mask)
     for family in mesh.pod_families(cluster):
         words = WORDS[family]
-        yield (_NOT_BY_OVERLAY, led_away, Match(words.source, (f"@pods{words.suffix}",)), *_DROP)
+        yield (_NOT_BY_OVERLAY, led_away, Match(words.source, (f"@pods{words.suffix}",)), *drops.NOT_BY_EXIT)
 
 
 def _nat(cluster: Cluster, role: Role) -> Iterator[Rule]:

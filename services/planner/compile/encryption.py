@@ -36,7 +36,7 @@ from schemas.nft import ClampMss, Comment, Counter, Masquerade, Match, Notrack, 
 from schemas.topology import Cluster, Node
 from schemas.values import FAMILIES, IPV4, IPV6, Address, Family, Key, Prefix
 from services.planner import layout, mesh, names
-from services.planner.compile import control
+from services.planner.compile import control, drops
 from services.planner.compile.gateway import guard, overlay_port
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
 from services.planner.families import overlay_address
@@ -44,7 +44,6 @@ from services.planner.rotation import Lane, Turn
 
 _LINK, _BESIDE = names.ENCRYPTION_LINK, names.ENCRYPTION_LINK_BESIDE
 DEVICES, OVERLAY = f"{names.ENCRYPTION_LINK_PREFIX}*", f"{names.MESH_LINK_PREFIX}*"
-_DROP = (Counter(), Verdict("drop"))
 _INTO_CRYPTO = Comment(Point("to-crypto", "inner").comment("into the device"))
 _OUT_OF_CRYPTO = Comment(Point("from-crypto", "inner").comment("out of the device"))
 _INTO_OVERLAY = Comment(Point("to-overlay", "inner").comment("into the overlay"))
@@ -329,8 +328,8 @@ def _senders(cluster: Cluster, node: Node, number: int) -> Iterator[Rule]:
 def _leave(cluster: Cluster, node: Node) -> Iterator[Rule]:
     marks = cluster.marks
     # Loops: WireGuard's own packets have no business in WireGuard, be they known by mark or by port.
-    yield (INTO_DEVICE, wears(cluster, marks.encrypted), *_DROP)
-    yield (INTO_DEVICE, Match("udp sport", _ports(cluster)), Match("fib saddr type", ("local",)), *_DROP)
+    yield (INTO_DEVICE, wears(cluster, marks.encrypted), *drops.LOOP)
+    yield (INTO_DEVICE, Match("udp sport", _ports(cluster)), Match("fib saddr type", ("local",)), *drops.LOOP)
     yield (INTO_DEVICE, Counter(), _INTO_CRYPTO)
     # Whatever the mode: a node that turns from an overlay to none has the link, and routes by it, for a moment longer than these rules.
     yield (Match("oifname", (OVERLAY,)), Counter(), SetMark(marks.encrypt, marks.mask), _INTO_OVERLAY)

@@ -37,18 +37,17 @@ from schemas.host_objects import (
     WireguardLink,
     WireguardPeer,
 )
-from schemas.nft import ClampMss, Counter, Match, Nat, Notrack, SetMark, Verdict, VerdictMap
+from schemas.nft import ClampMss, Match, Nat, Notrack, SetMark, VerdictMap
 from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Pod
 from schemas.values import IPV4, IPV6, Address, Endpoint, Family, Mac, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
-from services.planner.compile import control, uplinks
+from services.planner.compile import control, drops, uplinks
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
 from services.planner.external import node_source, shared_source
 from services.planner.families import carried, overlay_address, overlay_mtu, tunnel_endpoint, tunnel_mtu, underlay_ends
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
-_DROP = (Counter(), Verdict("drop"))
 _OVERLAY, _TUNNEL = f"{names.OVERLAY_LINK_PREFIX}*", f"{names.TUNNEL_LINK_PREFIX}*"
 _OUTGOING = Match("meta mark", (f"{layout.CLASS_OUTGOING:#x}",), mask=layout.CLASS_MASK)
 _INCOMING = Match("meta mark", (f"{layout.CLASS_INCOMING:#x}",), mask=layout.CLASS_MASK)
@@ -235,12 +234,12 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
         (
             (VerdictMap("iifname", "classes"),),
             # Chains of type nat never see such a packet, and untranslated its addresses mean others at the far end.
-            (_ANY_CLASS, Match("ct state", ("invalid",)), *_DROP),
+            (_ANY_CLASS, Match("ct state", ("invalid",)), *drops.UNKNOWN),
             # The reverse path must be where the packet came from. An ICMP error has the address of a router on the way.
-            *((Match("iifname", (_OVERLAY,)), _NOT_RELATED, *what, _FROM_ELSEWHERE, *_DROP) for what in checked),
-            *((Match("iifname", (_TUNNEL,)), _NOT_RELATED, *what, _NOT_BY_A_TUNNEL, *_DROP) for what in checked),
+            *((Match("iifname", (_OVERLAY,)), _NOT_RELATED, *what, _FROM_ELSEWHERE, *drops.SPOOFED) for what in checked),
+            *((Match("iifname", (_TUNNEL,)), _NOT_RELATED, *what, _NOT_BY_A_TUNNEL, *drops.SPOOFED) for what in checked),
             # Overlay addresses are nobody's business but the cluster's. What is said to a node in answer has another destination here.
-            *((Match("iifname", (_TUNNEL,)), Match(WORDS[one.family].destination, (one.bare,)), *_DROP) for one in internal),
+            *((Match("iifname", (_TUNNEL,)), Match(WORDS[one.family].destination, (one.bare,)), *drops.TO_INTERNAL) for one in internal),
         ),
         "filter",
         "prerouting",
@@ -254,11 +253,11 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
         "forward",
         (
             # As above; not before, where it would meet neighbour discovery, which is never tracked.
-            (_ANY_CLASS, Match("ct state", ("untracked",)), *_DROP),
-            (_OUTGOING, Match("oifname", (_TUNNEL,), "!="), *_DROP),
-            *((_OUTGOING, _NOT_RELATED, Match(words.source, (f"@sources{words.suffix}",), "!="), *_DROP) for words in spoken),
-            (_INCOMING, Match("oifname", (_OVERLAY,), "!="), *_DROP),
-            (Match("iifname", (_OVERLAY, _TUNNEL), "!="), Match("oifname", (_OVERLAY, _TUNNEL)), *_DROP),
+            (_ANY_CLASS, Match("ct state", ("untracked",)), *drops.UNTRACKED),
+            (_OUTGOING, Match("oifname", (_TUNNEL,), "!="), *drops.NOT_BY_TUNNEL),
+            *((_OUTGOING, _NOT_RELATED, Match(words.source, (f"@sources{words.suffix}",), "!="), *drops.STRANGER) for words in spoken),
+            (_INCOMING, Match("oifname", (_OVERLAY,), "!="), *drops.NOT_TO_NODE),
+            (Match("iifname", (_OVERLAY, _TUNNEL), "!="), Match("oifname", (_OVERLAY, _TUNNEL)), *drops.FROM_OUTSIDE),
             (Match("oifname", ("@tunnels",)), Match("tcp flags & (syn | rst)", ("syn",)), ClampMss()),
         ),
         "filter",
@@ -267,14 +266,14 @@ def _chains(state: State, attachment: Attachment, table: str, families: Sequence
     )
     to_seen = tuple((_INCOMING, Nat("snat", f"to_seen{WORDS[family].suffix}", family=family)) for family in families)
     to_external = tuple((_OUTGOING, Nat("snat", f"to_external{WORDS[family].suffix}", prefix=False, family=family)) for family in families)
-    senders = (*control.passes(cluster), *to_seen, (_INCOMING, *_DROP), *to_external)
+    senders = (*control.passes(cluster), *to_seen, (_INCOMING, *drops.NOT_TRANSLATED), *to_external)
     yield NftChain(table, "senders", senders, "nat", "postrouting", layout.PRIORITY_SRCNAT)
     yield NftChain(
         table,
         "leave",
         (
             *control.passes(cluster),
-            (_ANY_CLASS, Match("oifname", (_OVERLAY, _TUNNEL), "!="), *_DROP),
+            (_ANY_CLASS, Match("oifname", (_OVERLAY, _TUNNEL), "!="), *drops.BY_UPLINK),
             # The overlay looks its outer route up with the inner packet's mark; WireGuard does not.
             (Match("oifname", (_OVERLAY,)), SetMark(0, layout.CLASS_MASK)),
         ),

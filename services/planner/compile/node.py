@@ -12,19 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from schemas.host_objects import MAIN_TABLE, NextHop, NftChain, NftElement, NftSet, NftTable, PlanObject, PolicyRule, Route, Sysctl
-from schemas.nft import Counter, Masquerade, Match, Nat, Verdict
+from schemas.nft import Masquerade, Match, Nat, Verdict
 from schemas.topology import Cluster, Node
 from schemas.values import Address, Family, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
-from services.planner.compile import control, uplinks
+from services.planner.compile import control, drops, uplinks
 from services.planner.compile.gateway import guard, notrack, overlay_link, overlay_port
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
 from services.planner.external import is_per_node, node_source, shared_source
 from services.planner.families import carried, overlay_address
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
-_DROP = (Counter(), Verdict("drop"))
 _OVERLAY = f"{names.OVERLAY_LINK_PREFIX}*"
 
 
@@ -78,14 +77,14 @@ def _firewall(table: str, item: Node, remote: Sequence[Prefix], cluster: Cluster
         yield NftSet(table, f"masqueraded{words.suffix}", words.type)
         yield from (NftElement(table, f"remote{words.suffix}", prefix.bare) for prefix in of_family(remote, family))
         yield from (NftElement(table, f"kept{words.suffix}", prefix.bare, prefix.bare) for prefix in of_family(pods, family))
-        closed.append((to_remote, Match("oifname", (_OVERLAY,), "!="), *_DROP))
+        closed.append((to_remote, Match("oifname", (_OVERLAY,), "!="), *drops.NOT_BY_OVERLAY))
         arriving.append((_ARRIVING, Match(words.destination, (f"@mapped{words.suffix}",)), Verdict("accept")))
         own.append((to_remote, Nat("snat", f"kept{words.suffix}", family=family)))
         others.append((to_remote, Nat("snat", f"others{words.suffix}", prefix=False, family=family)))
         masquerade.append((_ARRIVING, Match(words.destination, (f"@masqueraded{words.suffix}",)), Masquerade()))
     yield NftChain(table, "closed", tuple(closed), "filter", "postrouting", layout.PRIORITY_MANGLE)
     # In forward, not in postrouting: there the overlay's own outer packets still count as coming from the overlay link.
-    out_of_the_uplink = (_ARRIVING, Match("oifname", (item.uplink,)), *_DROP)
+    out_of_the_uplink = (_ARRIVING, Match("oifname", (item.uplink,)), *drops.OUT_AGAIN)
     yield NftChain(table, "arriving", (_ANSWER, *arriving, out_of_the_uplink), "filter", "forward", layout.PRIORITY_FILTER)
     # A translation of pods to themselves settles the flow's source before the CNI would masquerade it.
     yield NftChain(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from schemas.host_objects import NftChain, PolicyRule, Route, VxlanLink, WireguardLink, WireguardPeer
+from schemas.nft import Comment, Verdict
 from schemas.plan import HostPlan, diff_units, digest_of, unit_digest
 from schemas.topology import IpMapping, Peering, PublicKey, Topology, WireguardSettings
 from schemas.values import Address, Endpoint, Key, Name, Prefix
@@ -28,6 +29,7 @@ from tests.topologies import (
     ROME_GATEWAY,
     cluster,
     dual_stack,
+    encrypting,
     gateway,
     keys,
     node,
@@ -53,6 +55,17 @@ def test_golden_plans(path: Path) -> None:
     example, cluster_name, name = path.stem.split(".")
     plans = settled_plans(load([EXAMPLES / f"{example}.yaml"]))
     assert plan_text(plans[HostId(cluster_name, name)]) == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "items", [dual_stack(), encrypting(strict="enforce"), encrypting(routing="overlay"), load([EXAMPLES / "egress.yaml"])]
+)
+def test_each_rule_that_drops_says_why(items: list[Topology]) -> None:
+    """In a comment, which a trace tells with a packet that ends there."""
+    chains = [item for plan in settled_plans(items).values() for item in plan.objects().values() if isinstance(item, NftChain)]
+    dropping = [rule for chain in chains for rule in chain.rules if Verdict("drop") in rule]
+    assert dropping
+    assert [rule for rule in dropping if not isinstance(rule[-1], Comment)] == []
 
 
 def test_policy_rules_do_not_grow() -> None:

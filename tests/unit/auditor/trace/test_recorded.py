@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from schemas.encryption import PLAINTEXT
 from schemas.flow import FlowEvent
 from services.auditor.trace.trails import trails
 from services.cli.trace.ends import Session, session
 from services.planner.compile import compile_host
 from services.planner.core import Core, settle_rollouts
-from tests.topologies import encrypting, tell
-from tests.tracing import CASES, Recorded, drawn, flows
+from tests.topologies import encrypting, settled_plans, tell
+from tests.tracing import CASES, ONE, Recorded, drawn, flows
 
 HERE = Path(__file__).parent
 
@@ -74,3 +75,21 @@ def test_what_is_inside_an_overlay_packet_is_not_made_up() -> None:
     wrapped = [event for event in found if event.tunnel]
     assert wrapped
     assert all(event.ip is None and event.l4 is None and event.tunnel and event.tunnel.vni == 77 for event in wrapped)
+
+
+@pytest.mark.parametrize(
+    "comment,said",
+    [
+        ("", ""),
+        ("block guests", ": block guests"),
+        (PLAINTEXT["out", "pods"].comment("left in clear, strict enforce"), ": left in clear, strict enforce"),
+    ],
+)
+def test_a_drop_names_its_rule(comment: str, said: str) -> None:
+    """By where it is, what its comment says to people, and the topology objects behind it."""
+    plan = settled_plans(encrypting(**CASES["dropped"].cluster))[ONE]
+    recorded = Recorded.read(HERE / "recorded" / "dropped.worker-1.trace")
+    (drop,) = (event for event in flows(plan, recorded, comment) if event.verdict == "DROPPED")
+    assert drop.nft is not None
+    assert drop.drop_reason_desc == f"inet meshmark.mesh.rome clear_out_pods handle {drop.nft.handle}{said}"
+    assert (drop.nft.comment, drop.because) == (comment, ("Cluster/rome/rome", "Node/rome/worker-1"))
