@@ -66,7 +66,8 @@ class DriftEvent(Struct, frozen=True, omit_defaults=True, rename=wire_name):
 
     Of layer ``plaintext``, `key` is direction, whose packets, source and destination; `packet` is the last one, and `count` how many were
     seen of those that the kernel showed, which are a few a second. It is ``changed`` while more come, and ``resolved`` when none did for a
-    while. State ``unknown`` then says that nobody shows packets; they are counted all the same.
+    while. State ``unknown`` then says that nobody shows packets; they are counted all the same. ``resolved`` of key ``layer plaintext``
+    and with a `first_seen_s` says that what an earlier auditor of the host told before that, and has not been raised since, is over.
     """
 
     cluster: Name

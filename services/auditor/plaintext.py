@@ -126,6 +126,8 @@ class Alerts:
         self._shown: dict[Point, int] = {}
         self._missed_s: dict[Point, float] = {}
         self._unheard = ""
+        self._began_s = self._heard_s = float("inf")
+        self._has_taken_over = False
 
     @property
     def open(self) -> int:
@@ -143,6 +145,7 @@ class Alerts:
         if found is None:
             self._since_s.clear()
             return
+        self._began_s = min(self._began_s, now_s)
         kinds: tuple[Traffic, ...] = ("pods", "nodes")
         if before is None or before.shape != found.shape:
             self._shaped_s = now_s
@@ -188,13 +191,18 @@ class Alerts:
     def unheard(self, reason: str, now_s: float) -> Iterator[DriftEvent]:
         """Nobody shows packets, for this reason; an empty one says that somebody does again. Told when it changes."""
         if bool(reason) != bool(self._unheard):
-            state: DriftState = "unknown" if reason else "resolved"
-            key = f"layer {PLAINTEXT}"
-            yield DriftEvent(self._cluster, self._host, PLAINTEXT, key, state, found=reason, first_seen_s=now_s, at_s=now_s)
+            yield self._layer_event("unknown" if reason else "resolved", reason, now_s)
         self._unheard = reason
+        self._heard_s = now_s
 
     def due(self, now_s: float, *, settled: bool) -> Iterator[DriftEvent]:
-        """What is to be told now. `settled` says whether the kernel is at the plan."""
+        """What is to be told now. `settled` says whether the kernel is at the plan.
+
+        Once it is known, that what an auditor before this one had open is over, but for what was raised anew: nobody else would say so.
+        """
+        if not self._has_taken_over and not self._unheard and now_s - self._listens_since_s() >= GRACE_S + QUIET_S:
+            self._has_taken_over = True
+            yield self._layer_event("resolved", "", now_s)
         is_excused = not settled and now_s - self._changed_s < UNSETTLED_MAX_S
         for key, item in list(self._seen.items()):
             if item.is_open:
@@ -219,6 +227,15 @@ class Alerts:
         if self._watched is None:
             return False
         return item.end is None or item.end in self._watched.ends(item.point.traffic)
+
+    def _listens_since_s(self) -> float:
+        return self._began_s if self._heard_s == float("inf") else max(self._began_s, self._heard_s)
+
+    def _layer_event(self, state: DriftState, found: str, now_s: float) -> DriftEvent:
+        """About the layer as a whole. Resolved is also what was open before its `first_seen_s`."""
+        since_s = self._began_s if self._has_taken_over else 0.0
+        key = f"layer {PLAINTEXT}"
+        return DriftEvent(self._cluster, self._host, PLAINTEXT, key, state, found=found, first_seen_s=since_s, at_s=now_s)
 
     def _shows_nothing(self) -> bool:
         return bool(self._unheard) or (self._watched is not None and self._watched.group is None)

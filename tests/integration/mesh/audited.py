@@ -52,8 +52,8 @@ class Auditor:
         return event
 
     def rest(self, layer: str) -> list[DriftEvent]:
-        """Events of a layer that nobody has taken."""
-        return [event for event in list(self._told) if event.layer == layer]
+        """Events of a layer that nobody has taken, but for what is said of an auditor before this one."""
+        return [event for event in list(self._told) if event.layer == layer and event.key != f"layer {layer}"]
 
     def counted(self, point: str, state: str, traffic: str) -> float:
         """Packets at a point of encryption, as the metrics have them."""

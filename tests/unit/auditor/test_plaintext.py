@@ -25,9 +25,10 @@ def packet(destination: Address = THEIRS, port: int = 53) -> ClearPacket:
 
 
 def alerts(*more: Topology, **changes: object) -> Alerts:
-    """Those of a host that holds its plan since time 0."""
+    """Those of a host that holds its plan since time 0, which has said what became of those before."""
     made = Alerts(*ONE)
     follow(made, 0.0, *more, **changes)
+    assert [event.key for event in due(made, SETTLED_S - 1)] == ["layer plaintext"]
     return made
 
 
@@ -210,3 +211,20 @@ def test_the_longest_prefix_is_the_far_end() -> None:
     assert found.end("pods", Address("fd00:200:0:2::10")) == "fd00:200:0:2::/64"
     assert found.end("pods", OPTED_OUT) is None
     assert found.end("pods", Address("10.200.1.77")) == "10.200.1.77/32"
+
+
+def test_what_the_one_before_had_open_is_over_unless_it_is_raised_anew() -> None:
+    """Said once, when as long a time has passed as resolves an alert, and not while nobody shows packets."""
+    made = Alerts(*ONE)
+    assert due(made, 1.0) == []
+    follow(made, 2.0)
+    see(made, 2.0 + GRACE_S)
+    assert [event.state for event in due(made, 2.0 + GRACE_S + 2 * HOLD_S)] == ["raised"]
+    list(made.unheard("somebody else listens", 9.0))
+    assert [event.key for event in due(made, 2.0 + GRACE_S + QUIET_S)] == ["out pods 10.200.1.10 10.200.2.10"]
+    [heard] = made.unheard("", 20.0)
+    assert (heard.state, heard.first_seen_s) == ("resolved", 0.0), "not yet"
+    assert due(made, 20.0 + GRACE_S + QUIET_S - 0.1) == []
+    [over] = due(made, 20.0 + GRACE_S + QUIET_S)
+    assert (over.key, over.state, over.first_seen_s, over.at_s) == ("layer plaintext", "resolved", 2.0, 35.0)
+    assert due(made, 100.0) == []

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 
 from schemas import codec, subjects
 from schemas.commands import EncryptionNow, PeerNow, PointNow
-from schemas.drift import DriftEvent
+from schemas.drift import AlertLayer, DriftEvent
 from schemas.values import Endpoint, Key, Name
 from services.cli import encrypt
 from services.cli.encrypt import status
 from services.cli.output import console
+from services.runtime.messages import Message
 from tests.topologies import encrypting
 from tests.unit.cli.broker import StubBroker
 
@@ -101,6 +102,28 @@ async def test_leaks_are_counted_and_open_alerts_said(rome: StubBroker, capsys: 
     assert "12 out" in shown
     assert "udp … in clear" in shown
     assert (await told(rome, capsys))[0] == 2
+
+
+@pytest.mark.parametrize(
+    "layer,host,since_s,closed",
+    [
+        ("plaintext", "worker-1", 200.0, True),
+        ("plaintext", "worker-1", 50.0, False),
+        ("plaintext", "worker-2", 200.0, False),
+        ("nft", "worker-1", 200.0, False),
+    ],
+)
+async def test_an_alert_of_an_auditor_that_has_ended_is_over(
+    rome: StubBroker, layer: AlertLayer, host: str, since_s: float, closed: bool
+) -> None:
+    """When the one after it says so: of its own host, and of what was told before it began."""
+    key = "out pods 10.200.1.10 10.200.2.10"
+    alert = DriftEvent(ROME, Name("worker-1"), "plaintext", key, "raised", at_s=100.0)
+    said = DriftEvent(ROME, Name(host), layer, f"layer {layer}", "resolved", first_seen_s=since_s, at_s=since_s + 15)
+    for number, event in enumerate((alert, said)):
+        subject = subjects.drift("rome", event.host, event.layer)
+        rome.messages[f"{subject} {number}"] = Message(subject, codec.encode(event), sequence=number + 1)
+    assert (await status("rome/worker-1", output="json", nats=rome) == 0) is closed
 
 
 async def test_a_cluster_that_does_not_encrypt_is_off(broker: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
