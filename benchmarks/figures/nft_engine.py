@@ -7,6 +7,7 @@ own, with whose end everything is gone; what is taken back between two samples i
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import resource
 import socket
@@ -16,11 +17,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from benchmarks.result import Figure, Result, median, ratio, result, rounded
 from schemas.host_objects import NftChain, NftElement, NftSet, NftTable, PlanObject
 from schemas.nft import Comment, Counter, Match, Rule, SetMark, Verdict
 from services.kernel.namespace import enter_new_network
-from services.kernel.netlink import NETLINK_NETFILTER
+from services.kernel.netlink import HEADER, NETLINK_NETFILTER, REPLACE, NetlinkSocket, attributes
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.batch import Batch
 from services.kernel.nfnetlink.elements import Header
@@ -29,7 +32,7 @@ from services.kernel.nfnetlink.exchange import FIRST
 from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.values import IPV4_ADDRESS
 from services.kernel.nft.engine import LibNftables
-from services.kernel.nft.steps import steps
+from services.kernel.nft.steps import Step, steps
 from services.kernel.nft.text import Context, batch_text
 from services.kernel.transaction import Change, Marker, changes
 
@@ -40,6 +43,7 @@ _SIZES = ((10_000, 7), (50_000, 3))
 _PRESENT = ((100, 30, 5), (10_000, 30, 3), (50_000, 30, 3))
 """Elements that are there when one comes, and how often one comes: by the quick ways and by those that read everything first."""
 _CHAIN = 1000
+_FAMILY_BYTES = 4
 _ELEMENT_GOAL_MS = 0.4
 _OVER_KERNEL, _OVER_NFT = 1.3, 0.6
 
@@ -100,6 +104,13 @@ class Kernel:
             return took
         msg = f"the kernel refused the encoded batch: {refused[:64].hex()}"
         raise OSError(msg)
+
+    def handles(self, chain: str) -> list[int]:
+        """Those of a chain's rules."""
+        with contextlib.closing(NetlinkSocket(NETLINK_NETFILTER)) as asked:
+            where = wire.text(wire.RULE_TABLE, _TABLE) + wire.text(wire.RULE_CHAIN, chain)
+            bodies = asked.dump(wire.SUBSYSTEM | wire.Message.GET_RULE, bytes((wire.FAMILY_INET, 0, 0, 0)) + where)
+        return [int.from_bytes(attributes(body, 4)[wire.RULE_HANDLE]) for body in bodies]
 
     def take_back(self, batch: Sequence[Change]) -> None:
         """Make room for the next sample, whoever made the last one: the engine takes it for a stranger's until it has looked."""
@@ -173,19 +184,22 @@ def _one_element(kernel: Kernel, size: int, quick: int, slow: int) -> list[Resul
 
 
 def _one_rule(kernel: Kernel) -> Result:
-    """The last rule of a chain changes. The engines write the chain anew; a single rule more, for comparison, is in the details."""
+    """A rule in the middle of a chain changes. The floor replaces it by its handle; the other ways write the chain anew."""
     rules = tuple(map(planned_rule, range(_CHAIN)))
-    chains = [NftChain(_TABLE, "rules", (*rules[:-1], planned_rule(number)), "filter", "forward", 0) for number in (_CHAIN, _CHAIN + 1)]
+    middle = _CHAIN // 2
+    chains = [
+        NftChain(_TABLE, "rules", (*rules[:middle], planned_rule(number), *rules[middle + 1 :]), "filter", "forward", 0)
+        for number in (_CHAIN, _CHAIN + 4)
+    ]
     plan = keyed([NftTable(_TABLE), chains[0]])
     kernel.native.commit(changes({}, plan), _MARKER)
     batch, away = [Change(chains[0], chains[1])], [Change(chains[1], chains[0])]
-    one_more = encoded([Change(None, NftChain(_TABLE, "rules", (planned_rule(7),)))], rules_only=True)
     ways: dict[str, Callable[[], Took]] = {
         "engine": _with(kernel.by_engine, batch),
-        "kernel": _with(kernel.by_kernel, encoded(batch)),
+        "kernel": lambda: kernel.by_kernel(replacing(chains[1], middle, kernel.handles("rules")[middle])),
+        "kernel, chain anew": _with(kernel.by_kernel, encoded(batch)),
         "nft -f": _with(kernel.by_nft, batch_text(batch, _MARKER)),
         "libnftables": _with(kernel.by_library, batch),
-        "kernel, one rule appended": _with(kernel.by_kernel, one_more),
     }
     samples = in_turns(ways, 15, lambda _: kernel.take_back(away))
     kernel.take_back(changes(plan, {}))
@@ -227,13 +241,27 @@ def keyed(items: Iterable[PlanObject]) -> Objects:
     return {item.key: item for item in items}
 
 
-def encoded(batch: Sequence[Change], header: Header | None = None, *, rules_only: bool = False) -> bytes:
-    """A transaction as the kernel gets it; `rules_only` leaves everything else out of it."""
-    chosen = list(steps(batch, _MARKER))
-    if rules_only:
-        chosen = [step for step in chosen if (step.verb, step.what, step.table) == ("add", "rules", _TABLE)]
-    made = Batch(chosen, Templates(), lambda _table, _name: header or Header(IPV4_ADDRESS))
-    return b"".join((wire.begin(FIRST - 1, None), *made.messages, wire.end(FIRST + len(made.messages))))
+def encoded(batch: Sequence[Change], header: Header | None = None) -> bytes:
+    """A transaction as the kernel gets it."""
+    return _whole(Batch(steps(batch, _MARKER), Templates(), lambda _table, _name: header or Header(IPV4_ADDRESS)).messages)
+
+
+def replacing(chain: NftChain, place: int, handle: int) -> bytes:
+    """A transaction that replaces the rule with this handle by that of a place in a chain."""
+    at = chain.table, chain.name
+    [rule] = Batch([Step("add", "rules", *at, replace(chain, rules=(chain.rules[place],)))], Templates(), _no_header).messages
+    named = wire.text(wire.RULE_TABLE, chain.table) + wire.text(wire.RULE_CHAIN, chain.name)
+    rest = rule[HEADER.size + _FAMILY_BYTES + len(named) :]
+    request = wire.request(wire.Message.NEW_RULE, REPLACE, FIRST, named, wire.be64(wire.RULE_HANDLE, handle), rest)
+    return _whole([request, *Batch(steps([], _MARKER), Templates(), _no_header).messages])
+
+
+def _whole(messages: Sequence[bytes]) -> bytes:
+    return b"".join((wire.begin(FIRST - 1, None), *messages, wire.end(FIRST + len(messages))))
+
+
+def _no_header(_table: str, _name: str) -> Header:
+    return Header(IPV4_ADDRESS)
 
 
 def in_turns(ways: dict[str, Callable[[], Took]], rounds: int, back: Callable[[str], object]) -> Samples:

@@ -6,14 +6,15 @@ Owns what it collects. The messages are numbered from ``exchange.FIRST`` on, so 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from schemas.host_objects import NftChain, NftSet
 from services.kernel.netlink import BE32, HEADER, text_attribute
 from services.kernel.nfnetlink import elements, wire
+from services.kernel.nfnetlink.edits import Edit
 from services.kernel.nfnetlink.elements import Header
 from services.kernel.nfnetlink.exchange import FIRST
-from services.kernel.nfnetlink.rules import Rules
+from services.kernel.nfnetlink.rules import Rules, placed
 from services.kernel.nfnetlink.sets import AnonymousSet, anonymous_messages, header_of, new_set
 from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.values import Inexpressible
@@ -30,13 +31,24 @@ _GOING = {
     ("flush", "elements"): (Message.DEL_ELEMENTS, wire.ELEMENTS_TABLE, wire.ELEMENTS_SET),
 }
 """What goes as a whole: the message, and by which attributes it is named."""
+_ECHOED = 256
+"""Rules of whose handles the kernel is to tell: what it tells must fit into the socket's usual buffer."""
 
 
 class Batch:
-    """Messages in the order of `steps`. `header` says what a set is like that the steps do not make. Raises Inexpressible."""
+    """Messages in the order of `steps`. `header` says what a set is like that the steps do not make. Raises Inexpressible.
 
-    def __init__(self, steps: Iterable[Step], templates: Templates, header: Callable[[str, str], Header]) -> None:
+    `edits` are for the chains of which only some rules change.
+    """
+
+    def __init__(
+        self, steps: Iterable[Step], templates: Templates, header: Callable[[str, str], Header], edits: Mapping[Path, Edit] | None = None
+    ) -> None:
         self.messages: list[bytes] = []
+        self.edits = edits or {}
+        self.edited: dict[Path, NftChain] = {}
+        self._is_echoed = sum(len(edit.coming) for edit in self.edits.values()) <= _ECHOED
+        self._coming: dict[Path, list[int]] = {}
         self._templates = templates
         self._header = header
         self._made: dict[Path, tuple[Header, int]] = {}
@@ -62,9 +74,23 @@ class Batch:
             return f"{step.verb} {item.key}"
         if step.verb == "add" and step.what == "rules":
             before = sum(kind_of(message) == Message.NEW_RULE for message in self.messages[self._starts[index] : place])
-            return f"add rule {before + 1} of chain {at}"
+            edit = self.edits.get((step.table, step.name))
+            return f"add rule {1 + (edit.coming[before][0] if edit else before)} of chain {at}"
+        if step.verb == "delete" and step.what == "rules":
+            return f"delete rule {self.edits[step.table, step.name].gone[place - self._starts[index]]} of chain {at}"
         words = {"rules": "chain", "elements": "set"}
         return f"{step.verb} {words.get(step.what, step.what)} {at}"
+
+    def handles(self, told: Mapping[int, int]) -> dict[Path, tuple[NftChain, tuple[int, ...]]]:
+        """Chains of which some rules changed, with their handles, where those of all new rules were `told`, by message number."""
+        found = {}
+        for at, chain in self.edited.items():
+            edit, handles = self.edits[at], list(self.edits[at].handles)
+            for (place, _), sequence in zip(edit.coming, self._coming[at], strict=True):
+                handles[place] = told.get(sequence, 0)
+            if 0 not in handles:
+                found[at] = chain, tuple(handles)
+        return found
 
     @property
     def _next(self) -> int:
@@ -72,8 +98,14 @@ class Batch:
 
     def _add(self, step: Step) -> None:
         match step.verb, step.what, step.item:
+            case "add", "rules", NftChain() as chain if (step.table, step.name) in self.edits:
+                self._edit_rules(chain)
             case "add", "rules", NftChain() as chain:
                 self._add_rules(chain)
+            case "delete", "rules", _:
+                where = text_attribute(wire.RULE_TABLE, step.table) + text_attribute(wire.RULE_CHAIN, step.name)
+                for handle in self.edits[step.table, step.name].gone:
+                    self._request(Message.DEL_RULE, 0, where, wire.be64(wire.RULE_HANDLE, handle))
             case "add", "chain", NftChain() as chain:
                 self._request(Message.NEW_CHAIN, wire.CREATE, *_chain(chain))
             case "add", "set", NftSet() as item:
@@ -109,6 +141,16 @@ class Batch:
             if bound.has_sets:
                 holes = [self._add_anonymous(chain.table, hole) if isinstance(hole, AnonymousSet) else hole for hole in holes]
             messages.append(bound.message(holes, FIRST + len(messages)))  # type: ignore[arg-type]
+
+    def _edit_rules(self, chain: NftChain) -> None:
+        at = chain.table, chain.name
+        rules, messages = Rules(self._templates, *at), self.messages
+        self.edited[at], sequences = chain, self._coming.setdefault(at, [])
+        for place, before in self.edits[at].coming:
+            bound, holes = rules.taken_apart(chain.rules[place])
+            filled = [self._add_anonymous(chain.table, hole) if isinstance(hole, AnonymousSet) else hole for hole in holes]
+            sequences.append(self._next)
+            messages.append(placed(bound.message(filled, self._next), before, echoed=self._is_echoed))
 
     def _add_anonymous(self, table: str, item: AnonymousSet) -> bytes:
         """The set's messages come before the rule's, which names it by a number only."""

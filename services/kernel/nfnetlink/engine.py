@@ -1,8 +1,11 @@
 """The nfnetlink engine: a batch of changes as one message train, with errors by object and the generation as compare-and-set.
 
-Owns the socket of ``exchange``, from the first commit on a ``watch``, and the libnftables engine, which reads, and writes what cannot be
-expressed here, as whole transactions. Keeps the generation that was current when our tables were last read or written, so a restart
-changes nothing.
+Owns the socket of ``exchange``, from the first commit on a ``watch`` and ``chains``, and the libnftables engine, which reads, and
+writes what cannot be expressed here, as whole transactions. Keeps the generation that was current when our tables were last read or
+written, so a restart changes nothing.
+
+Of a chain that changes only the rules that differ are written, so that the others keep what they counted: where it is certain what the
+kernel holds at the generation that it is to have. Else the chain is written as a whole.
 
 When somebody else committed since, the kernel refuses the batch. If no own table was touched, it is sent again; after three times without
 the generation, since a busy stranger must not hold us up. If one was touched, or the kernel does not hold what the batch starts from, that
@@ -15,10 +18,12 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 
-from schemas.host_objects import PlanObject
+from schemas.host_objects import NftElement, NftSet, PlanObject
 from services.kernel.netlink import BE32, NetlinkError, attributes
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.batch import Batch
+from services.kernel.nfnetlink.chains import Chains
+from services.kernel.nfnetlink.edits import Edit
 from services.kernel.nfnetlink.elements import Header
 from services.kernel.nfnetlink.exchange import Exchange, NotSent, Outcome
 from services.kernel.nfnetlink.templates import Templates
@@ -27,7 +32,7 @@ from services.kernel.nfnetlink.watch import Watch
 from services.kernel.nfnetlink.wire import Message, SetFlag
 from services.kernel.nft.engine import CONFLICT, TRANSIENT, UNKNOWN, LibNftables
 from services.kernel.nft.raw import PartKey
-from services.kernel.nft.steps import steps
+from services.kernel.nft.steps import Path, editable, path, steps
 from services.kernel.transaction import Change, Held, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
 
@@ -46,6 +51,7 @@ class Nfnetlink:
         self._library = LibNftables()
         self._exchange = Exchange()
         self._templates = Templates()
+        self._chains = Chains(self._templates)
         self._watch: Watch | None = None
         self._generation: int | None = None
         self._closed = False
@@ -57,12 +63,10 @@ class Nfnetlink:
             msg = "the nftables engine is closed"
             raise Permanent(msg)
         try:
-            made = Batch(steps(batch, marker), self._templates, self._header)
+            made, outcome = self._sent(batch, marker)
         except Inexpressible:
             self._commit_by_library(batch, marker)
             return
-        try:
-            outcome = self._sent(made)
         except NotSent as error:
             raise _unsent(error) from error
         except NetlinkError as error:
@@ -96,18 +100,23 @@ class Nfnetlink:
         self._closed = True
         self._library.close()
         self._exchange.close()
+        self._chains.close()
         if self._watch is not None:
             self._watch.close()
 
-    def _sent(self, made: Batch) -> Outcome:
+    def _sent(self, batch: Sequence[Change], marker: Marker | None) -> tuple[Batch, Outcome]:
         """What came of the batch in the end. Raises Conflict when an own table was changed by somebody else meanwhile."""
-        watch = self._watching()
+        watch, made = self._watching(), None
         for left in reversed(range(_TRIES + 1)):
+            edits = self._edits(batch, watch) if left else {}
             expected = self._generation if left else None
+            if made is None or edits or made.edits:
+                made = Batch(steps(batch, marker, by_rule=edits), self._templates, self._header, edits)
             outcome = self._sent_once(made, expected, watch)
             if not _is_stale(outcome):
-                self._note(expected, outcome, heard_all=len(made.messages) < _LARGE)
-                return outcome
+                own = self._note(expected, outcome, heard_all=len(made.messages) < _LARGE)
+                self._note_chains(batch, made, outcome, own)
+                return made, outcome
             self._generation = outcome.generation
             if culprit := watch.culprit():
                 msg = f"nft: somebody else changed {culprit}; read again"
@@ -137,12 +146,41 @@ class Nfnetlink:
                 raise Transient(msg) from error
         return self._watch
 
-    def _note(self, expected: int | None, outcome: Outcome, *, heard_all: bool) -> None:
-        """Keep the generation of our own transaction: what came behind it is seen at the next one, if the watch has heard of it."""
+    def _edits(self, batch: Sequence[Change], watch: Watch) -> dict[Path, Edit]:
+        """How chains change rule by rule, at the generation that the kernel is to have; none where that cannot be told for sure."""
+        found: dict[Path, Edit] = {}
+        changed = editable(batch)
+        if not changed:
+            return found
+        if self._generation is None:
+            self._generation = self._asked_generation()
+        known = self._chains.generation
+        is_certain = known is not None and (known == self._generation or watch.was_quiet(known, self._generation))
+        try:
+            for change in changed:
+                if (edit := self._chains.edit(change, is_certain=is_certain)) is not None:
+                    found[path(change.subject)] = edit
+        except NetlinkError:
+            self._chains.close()
+            return {}
+        return found
+
+    def _note_chains(self, batch: Sequence[Change], made: Batch, outcome: Outcome, own: int | None) -> None:
+        """Keep what chains hold now. Of what was refused, or is not known to be alone at its generation, nothing is kept."""
+        changed = [path(change.subject) for change in batch if not isinstance(change.subject, NftElement | NftSet)]
+        edited = made.handles(outcome.handles) if own is not None and not outcome.refusals and not outcome.overrun else {}
+        self._chains.note(own, edited, changed)
+
+    def _note(self, expected: int | None, outcome: Outcome, *, heard_all: bool) -> int | None:
+        """Keep the generation of our own transaction: what came behind it is seen at the next one, if the watch has heard of it.
+
+        The generation at which the kernel holds just what it held at the expected one and what was written now; None where there is none.
+        """
         if outcome.refusals or outcome.generation == expected:
-            return
+            return expected
         own = outcome.generation if expected is None else expected + 1
         self._generation = own if heard_all or own == outcome.generation else None
+        return own if expected is not None else None
 
     def _commit_by_library(self, batch: Sequence[Change], marker: Marker | None) -> None:
         """What came before it is not looked at: libnftables knows no generation."""
@@ -150,6 +188,7 @@ class Nfnetlink:
             self._library.commit(batch, marker)
         finally:
             self._generation = None
+            self._chains.forget()
             if self._watch is not None:
                 self._watch.culprit()
 
@@ -189,6 +228,7 @@ class Nfnetlink:
         """Leave behind what may still be answered."""
         self._exchange.close()
         self._exchange = Exchange()
+        self._chains.close()
         self._generation = None
         if self._watch is not None:
             self._watch.close()

@@ -12,7 +12,7 @@ import errno
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from services.kernel.netlink import BE32, HEADER, NETLINK_NETFILTER, U32, NetlinkError, attributes, message, messages, text_of
@@ -30,6 +30,7 @@ _GENERATION_ID = 1
 _ANSWER_BYTES = 1 << 20
 _SPARE_BYTES = 1 << 16
 _TIMEOUT = struct.pack("@ll", 10, 0)  # of an answer, in seconds and microseconds; the socket itself stays a blocking one
+_TOLD_RULE = wire.SUBSYSTEM | Message.NEW_RULE
 _NETWORK_WIDE = bytes(4)  # nfgenmsg of a question that is about no family
 
 
@@ -49,12 +50,13 @@ class Refusal(NamedTuple):
 class Outcome(NamedTuple):
     """What came of a batch: nothing refused, or what was, in the kernel's order; and the generation after it.
 
-    `overrun` says that answers were lost.
+    `overrun` says that answers were lost. `handles` are those of rules that were to be told, by their messages' numbers.
     """
 
     refusals: tuple[Refusal, ...]
     generation: int
     overrun: bool = False
+    handles: Mapping[int, int] = {}
 
 
 class Exchange:
@@ -88,6 +90,7 @@ class Exchange:
         self._write(data)
         self._write(asked)
         refusals: list[Refusal] = []
+        handles: dict[int, int] = {}
         overrun = is_draining = False
         while True:
             try:
@@ -103,9 +106,11 @@ class Exchange:
                 continue
             for kind, flags, sequence, body in answers:
                 if sequence == number:
-                    return Outcome(tuple(refusals), _generation(kind, flags, body), overrun)
+                    return Outcome(tuple(refusals), _generation(kind, flags, body), overrun, handles)
                 if sequence <= last and kind == _NLMSG_ERROR:
                     refusals.append(_refusal(sequence, flags, body))
+                elif sequence <= last and kind == _TOLD_RULE:
+                    handles[sequence] = int.from_bytes(attributes(body, len(_NETWORK_WIDE))[wire.RULE_HANDLE])
 
     def generation(self) -> int:
         """The kernel's count of transactions in this network namespace."""

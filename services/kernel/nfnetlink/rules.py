@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 
 from schemas.nft import Rule
+from services.kernel.netlink import HEADER
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.forms import Form, Hole
 from services.kernel.nfnetlink.templates import WITH_SETS, Templates
@@ -34,6 +35,17 @@ class Bound:
         parts[1] = _U32(sequence)
         parts[3::2] = holes if self._order is None else [holes[place] for place in self._order]
         return b"".join(parts)
+
+
+def placed(message: bytes, before: int, *, echoed: bool) -> bytes:
+    """A rule that comes before the one with a handle (0: at the end) in place of at the end; when `echoed`, the kernel tells its handle."""
+    length, kind, flags, sequence, _ = HEADER.unpack_from(message)
+    position = b""
+    if before:
+        position = wire.be64(wire.RULE_POSITION, before)
+        flags &= ~wire.APPEND
+    flags |= wire.ECHO if echoed else 0
+    return HEADER.pack(length + len(position), kind, flags, sequence, 0) + message[HEADER.size :] + position
 
 
 class Rules:

@@ -15,7 +15,7 @@ from services.kernel.nft.steps import is_heeded
 _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 270, 1, 2
 _BUFFER_BYTES = 8 << 20
 _DATAGRAM_BYTES = 1 << 18
-_GENERATION_PID, _GENERATION_NAME = 2, 3
+_GENERATION_ID, _GENERATION_PID, _GENERATION_NAME = 1, 2, 3
 _NFGEN_BYTES = 4
 _TABLE = 1  # the attribute of every kind of object that names its table
 
@@ -27,6 +27,8 @@ class Watch:
         self._own_port = own_port
         self._touched = ""
         self._found = ""
+        self._heard: int | None = None
+        self._quiet_since: int | None = None
         self._socket = listening(NETLINK_NETFILTER, (NFT_GROUP,), _BUFFER_BYTES)
 
     def culprit(self) -> str:
@@ -35,15 +37,23 @@ class Watch:
         found, self._found = self._found, ""
         return found
 
+    def was_quiet(self, since: int, until: int) -> bool:
+        """Whether it is certain that nobody else changed an own table between two generations: every transaction was heard of."""
+        self.hear()
+        return self._quiet_since is not None and self._heard is not None and self._quiet_since <= since and until <= self._heard
+
     def hear(self) -> None:
         """Take what has been told up to now, so that there is room for more."""
         for data in datagrams(self._socket, _DATAGRAM_BYTES):
             if data is None:
                 self._touched = ""
+                self._heard = None
                 continue
             for kind, sender, body in messages_with_sender(data):
                 if kind & ~0xFF == SUBSYSTEM and sender != self._own_port:
                     self._note(kind & 0xFF, attributes(body, _NFGEN_BYTES))
+                if kind == SUBSYSTEM | Message.NEW_GENERATION:
+                    self._count(BE32.unpack(attributes(body, _NFGEN_BYTES)[_GENERATION_ID])[0])
 
     def _note(self, kind: int, found: dict[int, bytes]) -> None:
         """Objects come first, and then who it was."""
@@ -52,6 +62,13 @@ class Watch:
         elif self._touched:
             self._found = self._found or f"{self._touched}, by {_who(found)}"
             self._touched = ""
+            self._heard = None
+
+    def _count(self, generation: int) -> None:
+        """Anybody's transactions, ours too: where one is missing, nothing before is certain."""
+        if self._heard is None or generation != self._heard + 1:
+            self._quiet_since = generation
+        self._heard = generation
 
     def pause(self) -> None:
         """Hear nothing for a while: a large transaction goes faster when the kernel need not tell of it."""

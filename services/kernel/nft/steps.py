@@ -2,7 +2,8 @@
 
 Owns nothing: values in, values out. The order is what the kernel's reference counts allow:
 
-1. new tables; elements that go or change; all changed chains emptied: from here no rule of the old state refers to anything;
+1. new tables; elements that go or change; all changed chains emptied, or rid of the rules that go where an engine changes them rule by
+   rule: from here no rule that does not stay refers to anything;
 2. chains and sets whose header changed are deleted, then all new headers are added, the chains' first (libnftables sends the elements of
    a new interval set together with its header, wherever they stand);
 3. rules, then elements (their verdicts may jump to chains that were made just above);
@@ -15,7 +16,7 @@ something else than nftables objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from schemas.host_objects import OWN_TABLE_PREFIX, TRACE_TABLE, NftChain, NftElement, NftSet, NftTable
@@ -40,7 +41,8 @@ def is_heeded(table: str) -> bool:
 class Step(NamedTuple):
     """One command. `what` is what is added, deleted or emptied; an object that no plan knows is deleted by the kernel's word for it.
 
-    `item` is the header to add, or the chain whose rules are added; `elements` are those to add or delete.
+    `item` is the header to add, or the chain whose rules are added; `elements` are those to add or delete. Rules that are
+    deleted, not flushed, are some of a chain.
     """
 
     verb: Literal["add", "delete", "flush"]
@@ -61,14 +63,17 @@ class _Members(NamedTuple):
     others: list[Change]
 
 
-def steps(batch: Sequence[Change], marker: Marker | None, refilled: Refill | None = None) -> Iterator[Step]:
+def steps(
+    batch: Sequence[Change], marker: Marker | None, refilled: Refill | None = None, by_rule: Collection[Path] = frozenset()
+) -> Iterator[Step]:
     """All changes, and the marker written (None: removed). An empty batch still carries the marker.
 
-    `refilled` are sets that are emptied and filled again, with what they hold now.
+    `refilled` are sets that are emptied and filled again, with what they hold now; `by_rule` are chains, of the
+    `editable` ones, of which only some rules change.
     """
     tables, gone, members = _sorted_out(batch)
     yield from (Step("add", "table", change.new.name) for change in tables if isinstance(change.new, NftTable))
-    yield from _member_steps(members, refilled or {})
+    yield from _member_steps(members, refilled or {}, by_rule)
     yield from (Step("delete", "table", name) for name in sorted(gone))
     yield from _marker_steps(marker)
 
@@ -94,6 +99,17 @@ def _sorted_out(batch: Sequence[Change]) -> tuple[list[Change], set[str], _Membe
     return tables, gone, _Members(chains, sets, elements, others)
 
 
+def editable(batch: Sequence[Change]) -> list[Change]:
+    """Chains that stay and of which only rules change, in tables of which no set is made anew: its rules must all go first."""
+    found = [
+        change
+        for change in batch
+        if type(change.new) is NftChain and isinstance(change.old, _Chain) and header(change.old) == header(change.new)
+    ]
+    anew = {path(change.subject)[0] for change in batch if is_recreated_set(change)} if found else ()
+    return [change for change in found if path(change.subject)[0] not in anew]
+
+
 def changed_sets(batch: Sequence[Change], which: Callable[[NftElement], bool]) -> set[Path]:
     """Sets that are there before and after the batch, and of whose elements one of `which` changes in it."""
     _, _, members = _sorted_out(batch)
@@ -102,17 +118,21 @@ def changed_sets(batch: Sequence[Change], which: Callable[[NftElement], bool]) -
     return {path(item) for item in changed if isinstance(item, NftElement) and which(item) and path(item) not in anew}
 
 
-def _member_steps(members: _Members, refilled: Refill) -> Iterator[Step]:
+def _member_steps(members: _Members, refilled: Refill, by_rule: Collection[Path]) -> Iterator[Step]:
     chains, sets = members.chains, members.sets
     yield from _stale_elements(members, refilled)
-    yield from (Step("flush", "rules", *path(change.old)) for change in chains if change.old is not None)
+    for change in chains:
+        if change.old is not None:
+            yield Step("delete" if path(change.old) in by_rule else "flush", "rules", *path(change.old))
     for change in chains:
         if isinstance(change.old, _Chain) and isinstance(change.new, NftChain) and header(change.old) != header(change.new):
             yield Step("delete", "chain", *path(change.old))
     for change in sets:
         if change.old is not None and is_recreated_set(change):
             yield from _delete_set(change.old)
-    yield from (Step("add", "chain", *path(change.new), change.new) for change in chains if isinstance(change.new, NftChain))
+    for change in chains:
+        if isinstance(change.new, NftChain) and path(change.new) not in by_rule:
+            yield Step("add", "chain", *path(change.new), change.new)
     yield from (Step("add", "set", *path(change.new), change.new) for change in sets if isinstance(change.new, NftSet))
     yield from (Step("flush", "rules", *path(change.new)) for change in chains if change.new is not None and change.old is None)
     yield from (Step("add", "rules", *path(change.new), change.new) for change in chains if isinstance(change.new, NftChain))
