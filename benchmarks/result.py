@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Unit = Literal["ns", "ms", "s", "MiB", "rules"]
+Unit = Literal["ns", "ms", "s", "MiB", "rules", "%"]
 Details = dict[str, object]
 
 

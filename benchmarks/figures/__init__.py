@@ -13,6 +13,8 @@ from benchmarks.figures import (
     peers,
     routes_in_bulk,
     rules_per_gateway,
+    trace_cost,
+    trace_seen,
     tunnel_loss,
 )
 
@@ -27,6 +29,8 @@ FIGURES = (
     lab_start.FIGURE,
     packet_cost.FIGURE,
     encryption_audit.FIGURE,
+    trace_cost.FIGURE,
+    trace_seen.FIGURE,
     peers.FIGURE,
     routes_in_bulk.FIGURE,
     nft_reading.FIGURE,

@@ -61,9 +61,9 @@ _HOST = HostId("rome", "worker-1")
 _ROUNDS, _SLICE, _BATCH = 60, 1000, 5
 _SEED = 1
 _PODS, _DEVICE, _UPLINK = "cni", "me.0", "eth0"
-_POD = "10.200.1.10"
-_WAYS = {"encrypted": "10.200.2.10", "outside": "192.0.2.10"}
-_PORTS, _PAYLOAD = (40_000, 5001), bytes(18)
+POD = "10.200.1.10"
+WAYS = {"encrypted": "10.200.2.10", "outside": "192.0.2.10"}
+PORTS, PAYLOAD = (40_000, 5001), bytes(18)
 _ALERTS = 20
 _ALERT_MAX_S = 10.0
 
@@ -71,13 +71,18 @@ Round = Mapping[str, float]
 
 
 def run(say: Callable[[str], None]) -> list[Result]:
-    plan = paper_plans(load([_EXAMPLES / "encryption.yaml", _EXAMPLES / "encryption-keys.yaml"]))[_HOST]
+    whole = plan()
     with lab.claimed():
-        with standing(plan) as made:
+        with standing(whole) as made:
             say(f"{len(made)} nodes stand")
-            found = [_cost(name, _measured(made, to)) for name, to in _WAYS.items()]
+            found = [_cost(name, _measured(made, to)) for name, to in WAYS.items()]
         say(f"alerts are told {GRACE_S:g} s after the first plan")
-        return [*found, _alerts(plan)]
+        return [*found, _alerts(whole)]
+
+
+def plan() -> HostPlan:
+    """The plan of the first node of examples/encryption.yaml."""
+    return paper_plans(load([_EXAMPLES / "encryption.yaml", _EXAMPLES / "encryption-keys.yaml"]))[_HOST]
 
 
 # What a packet costs ----------------------------------------------------------------------------------------------------------------------
@@ -117,12 +122,12 @@ def standing(plan: HostPlan) -> Iterator[dict[str, int]]:
         made = {}
         for name, objects in variants(plan).items():
             namespace = f"{PREFIX}{name}"
-            made[name] = _node(namespace, stack)
+            made[name] = node(namespace, stack)
             namespaces.load_nft(namespace, table_text(objects))
         yield made
 
 
-def _node(namespace: str, stack: ExitStack) -> int:
+def node(namespace: str, stack: ExitStack) -> int:
     """A node's links and what leads packets into its device, without nftables."""
     namespaces.script([f"netns add {namespace}"])
     namespaces.set_sysctls(namespace, (("ipv6/conf/all/disable_ipv6", "1"), ("ipv4/ip_forward", "1"), ("ipv4/conf/all/rp_filter", "0")))
@@ -138,21 +143,21 @@ def _node(namespace: str, stack: ExitStack) -> int:
 
 def _measured(made: Mapping[str, int], to: str) -> list[Round]:
     """Rounds of nanoseconds per packet, after one slice through each that is not counted."""
-    packet, draw, order = datagram(_POD, to, _PORTS, _PAYLOAD), random.Random(_SEED), list(made)
+    packet, draw, order = datagram(POD, to, PORTS, PAYLOAD), random.Random(_SEED), list(made)
     for inlet in made.values():
-        _ns_per_packet(inlet, packet)
+        ns_per_packet(inlet, packet)
     rounds: list[Round] = []
     gc.disable()
     try:
         for _ in range(_ROUNDS):
             draw.shuffle(order)
-            rounds.append({name: _ns_per_packet(made[name], packet) for name in order})
+            rounds.append({name: ns_per_packet(made[name], packet) for name in order})
     finally:
         gc.enable()
     return rounds
 
 
-def _ns_per_packet(inlet: int, packet: bytes) -> float:
+def ns_per_packet(inlet: int, packet: bytes) -> float:
     """The median over short batches, so that one that the machine was taken away from does not count."""
     took = []
     for _ in range(_SLICE // _BATCH):
@@ -184,7 +189,7 @@ def _cost(name: str, rounds: Sequence[Round]) -> Result:
 def _alerts(plan: HostPlan) -> Result:
     namespace = f"{PREFIX}leaking"
     with ExitStack() as stack:
-        inlet = _node(namespace, stack)
+        inlet = node(namespace, stack)
         took = namespaces.inside(namespace, lambda: asyncio.run(_time_alerts(plan, inlet)))
     return result("encryption-leak-to-alert", took, "s", floor=HOLD_S, goal=1.0)
 
@@ -223,7 +228,7 @@ async def _time_alerts(plan: HostPlan, inlet: int) -> list[float]:
 async def _time_alert(told: asyncio.Queue[tuple[float, DriftEvent]], inlet: int, number: int) -> float:
     to = Prefix("10.200.2.0/24").address(100 + number)
     sent = time.perf_counter()
-    os.write(inlet, datagram(_POD, to, _PORTS, _PAYLOAD))
+    os.write(inlet, datagram(POD, to, PORTS, PAYLOAD))
     try:
         async with asyncio.timeout(_ALERT_MAX_S):
             while True:

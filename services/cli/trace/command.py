@@ -97,7 +97,7 @@ async def trace(
         if input_file is not None:
             teller.tell(_recorded(input_file, wanted))
         else:
-            async for found in _packets(broker, wanted, follow=follow):
+            async for found in packets(broker, wanted, follow=follow):
                 teller.tell(found)
                 if teller.is_full:
                     break
@@ -183,8 +183,8 @@ def _recorded(path: Path, wanted: Session) -> list[Trail]:
     return stream.complete(0.0, all_of_them=True)
 
 
-async def _packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncIterator[list[Trail]]:
-    """Packets of the flow as they become known, until the time is over."""
+async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncIterator[list[Trail]]:
+    """Ask the hosts; packets of the flow as they become known, until the time is over."""
     loop = asyncio.get_running_loop()
     seconds = next(iter(wanted.hosts.values())).seconds
     stream, queue = Stream(wanted), asyncio.Queue[FlowMessage](_QUEUE)
