@@ -90,6 +90,7 @@ class EncryptionNow(Struct, frozen=True, rename=wire_name):
 
 
 TRACE_SECONDS_MAX = 600
+TRACE_SAMPLE_MAX = 128
 TraceProtocol = Literal["tcp", "udp", "sctp", "icmp"]
 _Seconds = Annotated[int, Meta(ge=1, le=TRACE_SECONDS_MAX)]
 _Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -100,8 +101,8 @@ class TraceFlow(Struct, frozen=True):
     """Verb ``trace``: have the kernel tell of packets between any two of `flow`, and of outer packets between any two of `outer`.
 
     Of the flow's packets, only those of one of the `protocols` (icmp of either family), and from or to one of `flow_ports`; empty ones are
-    any. Outer packets are those to one of the UDP `ports`. The kernel forgets all of it after `seconds`, but for what somebody asked for
-    longer.
+    any. Of IPv4 packets one of `sample` is told of, the same ones by each host. Outer packets are those to one of the UDP `ports`. The
+    kernel forgets all of it after `seconds`, but for what somebody asked for longer.
     """
 
     flow: Annotated[tuple[Address, ...], _Some]
@@ -110,6 +111,7 @@ class TraceFlow(Struct, frozen=True):
     seconds: _Seconds = 30
     protocols: Annotated[tuple[TraceProtocol, ...], _Some] = ()
     flow_ports: Annotated[tuple[_Port, ...], _Some] = ()
+    sample: Annotated[int, Meta(ge=1, le=TRACE_SAMPLE_MAX)] = 1
 
 
 class Tracing(Struct, frozen=True):

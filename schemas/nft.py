@@ -23,6 +23,7 @@ Selector = Literal[
     "ip daddr",
     "ip6 saddr",
     "ip6 daddr",
+    "@nh,40,8",
     "iifname",
     "oifname",
     "meta mark",
@@ -56,6 +57,8 @@ Selector = Literal[
 
 class Match(Struct, **_VALUE, tag="match"):
     """Go on with the rule only if the selector, under `mask`, is (or with `op` ``!=`` is not) one of `values`.
+
+    ``@nh,40,8`` is the lower byte of an IPv4 packet's identification.
 
     A value is an address, a prefix, a name (``*`` at the end matches any rest), a number in decimal or hexadecimal, a
     range ``a-b``, a keyword of the selector's type, or ``@set``. Several values are an anonymous set.

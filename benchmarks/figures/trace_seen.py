@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import random
 import re
@@ -41,7 +42,7 @@ _SENDER, _RECEIVER = f"{PREFIX}rome.pod.shop", f"{PREFIX}rome.pod.stock"
 _TO, _PORT = "10.200.2.10", 7000
 _OTHERS_TO, _OTHERS_PORT, _OTHERS = "172.18.0.13", 9, 50_000
 _RATES = (10, 100, 1_000, 10_000)
-_BESIDE = 100
+_BESIDE, _SAMPLE = 100, 64
 _ROUNDS, _SEED = 2, 1
 _SECONDS, _TRACE_SECONDS = 1.5, 3
 _HEAD_START_S = 0.4
@@ -71,8 +72,17 @@ class Seen(Struct, frozen=True):
     beside_per_second: float = 0.0
 
 
-Kind = tuple[int, bool]
-"""Packets a second, and whether others go beside them."""
+class Kind(Struct, frozen=True):
+    """Packets a second, whether others go beside them, and of how many packets hosts are asked to tell of one."""
+
+    rate: int
+    beside: bool = False
+    sample: int = 1
+
+    @property
+    def name(self) -> str:
+        more = f"-one-of-{self.sample}" if self.sample > 1 else ""
+        return f"{self.rate}{more}{'-beside-others' if self.beside else ''}"
 
 
 def run(say: Callable[[str], None]) -> list[Result]:
@@ -80,23 +90,23 @@ def run(say: Callable[[str], None]) -> list[Result]:
 
 
 async def _run(say: Callable[[str], None]) -> list[Result]:
-    kinds: list[Kind] = [*((rate, False) for rate in _RATES), (_BESIDE, True)]
+    kinds = [*(Kind(rate) for rate in _RATES), Kind(_BESIDE, beside=True), Kind(_RATES[-1], sample=_SAMPLE)]
     found: dict[Kind, list[Seen]] = {kind: [] for kind in kinds}
     draw = random.Random(_SEED)
     async with lab.standing(say, _EXAMPLE) as standing:
-        await _send(100, 1)  # neighbours are found, and WireGuard's session made
+        ports = itertools.count(_PORT)  # of each flow its own: what an earlier one has left on its way is none of it
+        await _send(next(ports), 100, 1)  # neighbours are found, and WireGuard's session made
         for _ in range(_ROUNDS):
             draw.shuffle(kinds)
-            for rate, beside in kinds:
-                seen = await _flow(standing, rate, beside=beside)
-                found[rate, beside].append(seen)
-                say(f"{rate} packets a second{' beside others' if beside else ''}: {seen.whole} of {seen.arrived} seen at every point")
+            for kind in kinds:
+                seen = await _flow(standing, kind, next(ports))
+                found[kind].append(seen)
+                say(f"{kind.name}: {seen.whole} of {seen.arrived} seen at every point, {seen.told} told of")
     return [summed_up(kind, rounds) for kind, rounds in found.items()]
 
 
 def summed_up(kind: Kind, rounds: Sequence[Seen]) -> Result:
     """The share of packets that were not seen at every point, in per cent: less is better."""
-    rate, beside = kind
     arrived, told, own, whole = (sum(getattr(seen, name) for seen in rounds) for name in ("arrived", "told", "own", "whole"))
     low, high = wilson(arrived - whole, arrived)
     lost: dict[str, float] = {}
@@ -112,10 +122,10 @@ def summed_up(kind: Kind, rounds: Sequence[Seen]) -> Result:
         },
         "said to be lost": lost or "nothing",
     }
-    if beside:
+    if kind.beside:
         details["others a second"] = rounded(median(seen.beside_per_second for seen in rounds))
     samples = [_percent(seen.arrived - seen.whole, seen.arrived) for seen in rounds]
-    return result(f"trace-missed-{rate}{'-beside-others' if beside else ''}", samples, "%", details=details)
+    return result(f"trace-missed-{kind.name}", samples, "%", details=details)
 
 
 def wilson(count: int, of: int) -> tuple[float, float]:
@@ -132,16 +142,16 @@ def _percent(count: int, of: int) -> float:
     return rounded(100 * count / of) if of else 100.0
 
 
-async def _flow(standing: lab.Lab, rate: int, *, beside: bool = False) -> Seen:
+async def _flow(standing: lab.Lab, kind: Kind, port: int) -> Seen:
     """One flow of this rate, traced from before its first packet until after its last one."""
     before = _lost()
-    async with _received() as arrived:
-        tracing = asyncio.create_task(standing.in_underlay(lambda: _traced(standing.url)))
+    async with _received(port) as arrived:
+        tracing = asyncio.create_task(standing.in_underlay(lambda: _traced(standing.url, Only(("udp",), (port,), kind.sample))))
         await _until_traced(tracing)
-        others = asyncio.create_task(_others()) if beside else None
-        if beside:
+        others = asyncio.create_task(_others()) if kind.beside else None
+        if kind.beside:
             await asyncio.sleep(_HEAD_START_S)
-        sent = await _send(rate, _SECONDS)
+        sent = await _send(port, kind.rate, _SECONDS)
         trails = await tracing
         beside_per_second = await others if others is not None else 0.0
     lost = {by: count - before.get(by, 0.0) for by, count in _lost().items()}
@@ -151,16 +161,16 @@ async def _flow(standing: lab.Lab, rate: int, *, beside: bool = False) -> Seen:
 
 
 def points(trail: Trail) -> set[tuple[str, str]]:
-    """Where a packet was seen, as itself and in what carried it."""
-    return {(event.node_name, event.trace_observation_point) for event in (*trail.seen, *(link.event for link in trail.outer))}
+    """Where a packet was seen, as itself and in what carried it, as far as that is more than a guess."""
+    outer = (link.event for link in trail.outer if link.corr.confidence != "inferred")
+    return {(event.node_name, event.trace_observation_point) for event in (*trail.seen, *outer)}
 
 
-async def _traced(url: str) -> list[Trail]:
+async def _traced(url: str, only: Only) -> list[Trail]:
     """The packets of the flow, one way, as the command finds them."""
     async with Nats(nats_url=url).connect() as broker:
         allocations = await records.allocations(broker)
         state = State(await records.admitted(broker), allocations.remaps)
-        only = Only(("udp",), (_PORT,))
         wanted = session(state, allocations, ("rome/shop", "rome/stock"), None, _TRACE_SECONDS, only=only)
         found = [trail async for some in packets(broker, wanted, follow=False) for trail in some]
     return [trail for trail in found if trail.way == "forward"]
@@ -178,14 +188,14 @@ async def _until_traced(tracing: asyncio.Task[list[Trail]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _received() -> AsyncIterator[set[int]]:
+async def _received(port: int) -> AsyncIterator[set[int]]:
     """The numbers of the flow's datagrams that arrive while the body runs."""
     loop, numbers = asyncio.get_running_loop(), set[int]()
     opened = namespaces.inside(_RECEIVER, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     with opened:
         opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
         opened.setblocking(False)  # noqa: FBT003 - positional in the standard library
-        opened.bind(("", _PORT))
+        opened.bind(("", port))
 
         def drain() -> None:
             with contextlib.suppress(BlockingIOError):
@@ -199,9 +209,9 @@ async def _received() -> AsyncIterator[set[int]]:
             loop.remove_reader(opened)
 
 
-async def _send(rate: float, seconds: float) -> int:
+async def _send(port: int, rate: float, seconds: float) -> int:
     """Send the flow's datagrams; how many."""
-    sent, _ = await _paced(_TO, _PORT, rate, seconds)
+    sent, _ = await _paced(_TO, port, rate, seconds)
     return sent
 
 

@@ -77,7 +77,7 @@ class Session(Struct, frozen=True):
             if _has_two(self.wish.flow, family):
                 flow = (f"@{self._name(f'flows{words.suffix}')}",)
                 between = Match(words.source, flow), Match(words.destination, flow)
-                for which in _which(self.wish):
+                for which in _which(self.wish, family):
                     yield (*between, *which, _INNER, Trace())
             if _has_two(self.wish.outer, family) and self.wish.ports:
                 outer = (f"@{self._name(f'outer{words.suffix}')}",)
@@ -97,15 +97,21 @@ def chains(sessions: Sequence[Session]) -> list[NftChain]:
     ]
 
 
-def _which(wish: TraceFlow) -> Iterator[tuple[Match, ...]]:
+def _which(wish: TraceFlow, family: Family) -> Iterator[tuple[Match, ...]]:
     """What of the packets between the addresses is meant: each is a rule's matches. A port is one of either end."""
+    drawn = (_sample(wish.sample),) if family == IPV4 and wish.sample > 1 else ()
     if not wish.flow_ports:
-        yield (_of(wish.protocols),) if wish.protocols else ()
+        yield (*((_of(wish.protocols),) if wish.protocols else ()), *drawn)
         return
     protocols = tuple(each for each in wish.protocols or _WITH_PORTS if each in _WITH_PORTS)
     ports = tuple(str(port) for port in dict.fromkeys(wish.flow_ports))
     for end in _ENDS if protocols else ():
-        yield _of(protocols), Match(end, ports)
+        yield _of(protocols), Match(end, ports), *drawn
+
+
+def _sample(one_of: int) -> Match:
+    """Packets whose identification can be divided by it, which are the same on all hosts."""
+    return Match("@nh,40,8", tuple(str(number) for number in range(0, 256, one_of)))
 
 
 def _of(protocols: Iterable[TraceProtocol]) -> Match:

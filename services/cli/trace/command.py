@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 from msgspec.structs import replace
 
 from schemas import codec, subjects
-from schemas.commands import TRACE_SECONDS_MAX
+from schemas.commands import TRACE_SAMPLE_MAX, TRACE_SECONDS_MAX
 from schemas.flow import FlowEvent, FlowMessage
 from services.auditor.trace.trails import Trail, Way
 from services.auditor.trace.verdicts import courses, judged, packet_verdict
@@ -42,6 +42,9 @@ To = Annotated[str, Parameter(name="--to", help="The other end, in the same way;
 ClusterName = Annotated[str | None, Parameter(help="Cluster of ends that are given without one, and the only one to look for addresses in")]
 For = Annotated[str, Parameter(name="--for", help="How long to look, at most 10m; the hosts forget it by then, whatever happens")]
 Follow = Annotated[bool, Parameter(help="Go on until interrupted", negative=())]
+Sample = Annotated[
+    int, Parameter(help=f"Have hosts tell of one IPv4 packet of so many, each of the same ones; a power of two up to {TRACE_SAMPLE_MAX}")
+]
 Output = Annotated[
     Form | None, Parameter(help="compact: a line for each point; table; json: as Hubble's; path: hosts, and the ways between")
 ]
@@ -60,6 +63,7 @@ async def trace(
     cluster: ClusterName = None,
     duration: For = "30s",
     follow: Follow = False,
+    sample: Sample = 1,
     output: Output = None,
     filters: Filters = _NO_FILTERS,
     input_file: Input = None,
@@ -72,7 +76,8 @@ async def trace(
     from-overlay, to-endpoint; or a drop, with the rule that dropped it. Outer packets are shown with the packet that they carry.
 
     A packet is `encrypted` when it was on every way between two hosts, `plaintext` when on none, `partial` when on some, and `unknown`
-    where nothing was seen that says so. Nothing is sent: let the ends speak meanwhile. Of a busy flow, hosts tell of 200 packets a second.
+    where nothing was seen that says so. Nothing is sent: let the ends speak meanwhile. Of a busy flow, hosts tell of 200 packets a second,
+    each of its own: with --sample each tells of the same ones.
 
     The exit code is 2 when a packet that is shown went in clear between two hosts.
 
@@ -89,10 +94,13 @@ async def trace(
     if not 1 <= seconds <= TRACE_SECONDS_MAX:
         msg = f"--for {duration}: between 1s and {TRACE_SECONDS_MAX // 60}m, please; --follow goes on for longer"
         raise Permanent(msg)
+    if not 1 <= sample <= TRACE_SAMPLE_MAX or sample & (sample - 1):
+        msg = f"--sample {sample}: a power of two between 1 and {TRACE_SAMPLE_MAX}, please"
+        raise Permanent(msg)
     async with (nats or Nats()).connect() as broker:
         allocations = await records.allocations(broker)
         state = State(await records.admitted(broker), allocations.remaps)
-        wanted = session(state, allocations, (source, destination), cluster, int(seconds), only=filters.only())
+        wanted = session(state, allocations, (source, destination), cluster, int(seconds), only=filters.only(sample))
         teller = Teller(wanted, filters, form)
         if input_file is not None:
             teller.tell(_recorded(input_file, wanted))

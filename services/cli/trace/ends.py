@@ -61,10 +61,14 @@ class Session(Struct, frozen=True):
 
 
 class Only(Struct, frozen=True):
-    """Which packets between the two ends are meant: of these protocols, from or to these ports; empty ones are any."""
+    """Which packets between the two ends are meant: of these protocols, from or to these ports; empty ones are any.
+
+    One of `sample` packets is told of.
+    """
 
     protocols: tuple[TraceProtocol, ...] = ()
     ports: tuple[int, ...] = ()
+    sample: int = 1
 
 
 _ANY = Only()
@@ -92,7 +96,7 @@ def session(
     hosts = list(dict.fromkeys(hosts))
     ports, places = _held(state, allocations, hosts)
     outer = tuple(dict.fromkeys((*_outer(state, hosts), *sorted(places))))
-    wish = TraceFlow(flow, outer, tuple(sorted(ports)), seconds, only.protocols, only.ports)
+    wish = TraceFlow(flow, outer, tuple(sorted(ports)), seconds, only.protocols, only.ports, only.sample)
     return Session(ends[0], ends[1], dict.fromkeys(hosts, wish))
 
 

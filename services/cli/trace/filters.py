@@ -67,12 +67,12 @@ class Filters:
             kept = kept[: self.first]
         return kept[-self.last :] if self.last else kept
 
-    def only(self) -> Only:
-        """What of this hosts can be asked for, so that they tell of nothing else."""
+    def only(self, sample: int = 1) -> Only:
+        """What of this hosts can be asked for, so that they tell of nothing else; one packet of so many."""
         if self.port and self.protocol and set(self.protocol) <= {"icmp"}:
             msg = "--port: packets of ICMP have none"
             raise Permanent(msg)
-        return Only(tuple(dict.fromkeys(self.protocol)), tuple(dict.fromkeys(self.port)))
+        return Only(tuple(dict.fromkeys(self.protocol)), tuple(dict.fromkeys(self.port)), sample)
 
     def points(self, events: Iterable[tuple[Way | None, FlowEvent]]) -> Iterator[tuple[Way | None, FlowEvent]]:
         """Those of their points that are shown."""

@@ -102,6 +102,7 @@ _DIRECTION = _words("ct_dir", 27, 1, values.DIRECTION)
 _ADDRESS_TYPE = _words("fib_addrtype", 38, 4, values.ADDRESS_TYPE)
 _STRING = values.NAME._replace(name="string", number=5)
 _PRESENCE = _words("boolean", 0, 4, values.PRESENCE)
+_BYTE = Kind("integer", 4, 1, values.byte)
 _WAY_BACK = made.FIB_SADDR | made.FIB_MARK | made.FIB_IIF
 
 SELECTORS: dict[Selector, Field] = {
@@ -109,6 +110,7 @@ SELECTORS: dict[Selector, Field] = {
     "ip daddr": _address("ip", is_source=False),
     "ip6 saddr": _address("ip6", is_source=True),
     "ip6 daddr": _address("ip6", is_source=False),
+    "@nh,40,8": Field(made.load_payload(NETWORK, 5, 1), _BYTE, b"", (NETWORK, 5), network=_ADDRESSES["ip"][0]),
     "iifname": _meta(made.META_IIFNAME, values.NAME),
     "oifname": _meta(made.META_OIFNAME, values.NAME),
     "meta mark": _meta(made.META_MARK, values.MARK),

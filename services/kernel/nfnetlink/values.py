@@ -99,6 +99,10 @@ def port(text: str) -> bytes:
     return _PORT.pack(decimal(text, _PORT_LAST))
 
 
+def byte(text: str) -> bytes:
+    return bytes((decimal(text, 0xFF),))
+
+
 def mark(text: str) -> bytes:
     """A number, decimal or hexadecimal, in the host's order."""
     try:

@@ -158,3 +158,23 @@ def told(host: LinuxMachine, wish: TraceFlow, **ports: int) -> set[str]:
 def test_only_the_packets_that_are_meant_are_told_of(host: LinuxMachine, fields: dict[str, object], expected: set[str]) -> None:
     """By protocol, and by the port at either end."""
     assert told(host, replace(WISH, **fields), one=5001, other=5002) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.privileged
+@pytest.mark.parametrize("one_of", [1, 4, 64])
+def test_one_packet_of_so_many_is_told_of(host: LinuxMachine, one_of: int) -> None:
+    """Those whose identification can be divided by it: a socket counts its packets by it, and nothing on their way changes it."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(namespaces.inside(host.namespace, lambda: listening(NETLINK_NETFILTER, (GROUP,), 8 << 20)))
+        sender = stack.enter_context(namespaces.inside(host.namespace, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)))
+        receiver = stack.enter_context(namespaces.inside(host.namespace, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)))
+        sender.bind((ENDS[0], 0))
+        receiver.bind((ENDS[1], 5001))
+        sender.connect((ENDS[1], 5001))
+        host.kernel.trace(replace(WISH, sample=one_of))
+        for _ in range(64):
+            sender.send(b"x")
+        events = [event for data in datagrams(listener, 1 << 16) for event in trace_events(data or b"")]
+    found = {int.from_bytes(event.network[4:6]) for event in events if event.network[9:10] == bytes((socket.IPPROTO_UDP,))}
+    assert len(found) == 64 // one_of
+    assert not any(number % one_of for number in found)

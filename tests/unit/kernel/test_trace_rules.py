@@ -49,6 +49,8 @@ def test_a_flow_and_what_carries_it() -> None:
     "fields,expected",
     [
         ({"protocols": ("icmp",)}, ["meta l4proto { icmp, icmpv6 }"]),
+        ({"sample": 64}, ["@nh,40,8 { 0, 64, 128, 192 }"]),
+        ({"sample": 128, "protocols": ("udp",)}, ["meta l4proto udp @nh,40,8 { 0, 128 }"]),
         ({"protocols": ("tcp", "udp")}, ["meta l4proto { tcp, udp }"]),
         ({"flow_ports": (443,), "protocols": ("icmp",)}, []),
         ({"flow_ports": (443,)}, ["meta l4proto { tcp, udp, sctp } th dport 443", "meta l4proto { tcp, udp, sctp } th sport 443"]),

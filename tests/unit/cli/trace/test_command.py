@@ -137,9 +137,11 @@ async def test_a_table_has_the_same_points(mesh: StubBroker, recorded, capsys):
         ({"source": "192.0.2.1", "destination": "192.0.2.2"}, "neither 192.0.2.1 nor 192.0.2.2 is in a cluster"),
         ({"duration": "2h"}, "between 1s and 10m"),
         ({"duration": "soon"}, "30s, 5m or 500ms"),
+        ({"sample": 3}, "a power of two between 1 and 128"),
+        ({"sample": 256}, "a power of two between 1 and 128"),
     ],
 )
-async def test_a_bad_word_is_named(mesh: StubBroker, recorded, options: dict[str, str], words: str):
+async def test_a_bad_word_is_named(mesh: StubBroker, recorded, options: dict[str, object], words: str):
     ends = {"source": "rome/shop", "destination": "rome/stock", **options}
     with pytest.raises(Permanent, match=words):
         await trace(**ends, input_file=recorded["native"], nats=mesh)  # type: ignore[arg-type]

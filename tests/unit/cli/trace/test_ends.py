@@ -41,8 +41,8 @@ def test_hosts_are_asked_for_nothing_that_is_not_shown() -> None:
     core = Core()
     tell(core, [*two_clusters(), *keys()])
     settle_rollouts(core.state, core.allocations)
-    only = Filters(port=[443, 443, 80], protocol=["tcp", "icmp"]).only()
+    only = Filters(port=[443, 443, 80], protocol=["tcp", "icmp"]).only(16)
     wanted = session(core.state, core.allocations, ("rome/shop", "milan/bank"), None, 30, only=only)
-    assert {(wish.protocols, wish.flow_ports) for wish in wanted.hosts.values()} == {(("tcp", "icmp"), (443, 80))}
+    assert {(wish.protocols, wish.flow_ports, wish.sample) for wish in wanted.hosts.values()} == {(("tcp", "icmp"), (443, 80), 16)}
     with pytest.raises(Permanent, match="have none"):
         Filters(port=[443], protocol=["icmp"]).only()
