@@ -112,7 +112,7 @@ def test_what_is_deleted_by_hand_is_told_and_comes_back(layer: str, by_hand: str
 
 def test_the_reference_of_a_service_without_namespaces_leaves_no_table(node: Deployment):
     tables = node.outside(NODE, "nft", "list", "tables").splitlines()
-    assert sorted(tables) == ["table inet meshmark.marker", f"table inet {TABLE}", "table inet meshmark.host"]
+    assert sorted(tables) == ["table inet meshmark.host", "table inet meshmark.marker", f"table inet {TABLE}"]
 
 
 def test_services_end_when_told_leave_the_kernel_alone_and_start_again(node: Deployment):
