@@ -29,7 +29,7 @@ from services.kernel.nfnetlink.batch import Batch
 from services.kernel.nfnetlink.elements import Header
 from services.kernel.nfnetlink.engine import Nfnetlink
 from services.kernel.nfnetlink.exchange import FIRST
-from services.kernel.nfnetlink.templates import Templates
+from services.kernel.nfnetlink.rules import Encoders
 from services.kernel.nfnetlink.values import IPV4_ADDRESS
 from services.kernel.nft.engine import LibNftables
 from services.kernel.nft.steps import Step, steps
@@ -243,17 +243,17 @@ def keyed(items: Iterable[PlanObject]) -> Objects:
 
 def encoded(batch: Sequence[Change], header: Header | None = None) -> bytes:
     """A transaction as the kernel gets it."""
-    return _whole(Batch(steps(batch, _MARKER), Templates(), lambda _table, _name: header or Header(IPV4_ADDRESS)).messages)
+    return _whole(Batch(steps(batch, _MARKER), Encoders(), lambda _table, _name: header or Header(IPV4_ADDRESS)).messages)
 
 
 def replacing(chain: NftChain, place: int, handle: int) -> bytes:
     """A transaction that replaces the rule with this handle by that of a place in a chain."""
     at = chain.table, chain.name
-    [rule] = Batch([Step("add", "rules", *at, replace(chain, rules=(chain.rules[place],)))], Templates(), _no_header).messages
+    [rule] = Batch([Step("add", "rules", *at, replace(chain, rules=(chain.rules[place],)))], Encoders(), _no_header).messages
     named = wire.text(wire.RULE_TABLE, chain.table) + wire.text(wire.RULE_CHAIN, chain.name)
     rest = rule[HEADER.size + _FAMILY_BYTES + len(named) :]
     request = wire.request(wire.Message.NEW_RULE, REPLACE, FIRST, named, wire.be64(wire.RULE_HANDLE, handle), rest)
-    return _whole([request, *Batch(steps([], _MARKER), Templates(), _no_header).messages])
+    return _whole([request, *Batch(steps([], _MARKER), Encoders(), _no_header).messages])
 
 
 def _whole(messages: Sequence[bytes]) -> bytes:

@@ -14,9 +14,8 @@ from services.kernel.nfnetlink import elements, wire
 from services.kernel.nfnetlink.edits import Edit
 from services.kernel.nfnetlink.elements import Header
 from services.kernel.nfnetlink.exchange import FIRST
-from services.kernel.nfnetlink.rules import Rules, placed
+from services.kernel.nfnetlink.rules import Encoders, placed
 from services.kernel.nfnetlink.sets import AnonymousSet, anonymous_messages, header_of, new_set
-from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.values import Inexpressible
 from services.kernel.nfnetlink.wire import Message, be32, nest
 from services.kernel.nft.steps import Path, Step
@@ -42,14 +41,14 @@ class Batch:
     """
 
     def __init__(
-        self, steps: Iterable[Step], templates: Templates, header: Callable[[str, str], Header], edits: Mapping[Path, Edit] | None = None
+        self, steps: Iterable[Step], encoders: Encoders, header: Callable[[str, str], Header], edits: Mapping[Path, Edit] | None = None
     ) -> None:
         self.messages: list[bytes] = []
         self.edits = edits or {}
         self.edited: dict[Path, NftChain] = {}
         self._is_echoed = sum(len(edit.coming) for edit in self.edits.values()) <= _ECHOED
         self._coming: dict[Path, list[int]] = {}
-        self._templates = templates
+        self._encoders = encoders
         self._header = header
         self._made: dict[Path, tuple[Header, int]] = {}
         self._set_ids = 0
@@ -135,7 +134,7 @@ class Batch:
         self.messages += elements.messages(kind, (step.table, step.name), items, self._next, number)
 
     def _add_rules(self, chain: NftChain) -> None:
-        rules, messages = Rules(self._templates, chain.table, chain.name), self.messages
+        rules, messages = self._encoders.of(chain.table, chain.name), self.messages
         for rule in chain.rules:
             bound, holes = rules.taken_apart(rule)
             if bound.has_sets:
@@ -144,7 +143,7 @@ class Batch:
 
     def _edit_rules(self, chain: NftChain) -> None:
         at = chain.table, chain.name
-        rules, messages = Rules(self._templates, *at), self.messages
+        rules, messages = self._encoders.of(*at), self.messages
         self.edited[at], sequences = chain, self._coming.setdefault(at, [])
         for place, before in self.edits[at].coming:
             bound, holes = rules.taken_apart(chain.rules[place])

@@ -16,10 +16,9 @@ from schemas.nft import Rule
 from services.kernel.netlink import BE32, NETLINK_NETFILTER, NetlinkSocket, attributes, each_attribute
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.edits import Edit, edit
-from services.kernel.nfnetlink.rules import Rules
+from services.kernel.nfnetlink.rules import Encoders, Rules
 from services.kernel.nfnetlink.sameness import Form, Sameness, content_form
 from services.kernel.nfnetlink.sets import AnonymousSet
-from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.wire import SUBSYSTEM, Message
 from services.kernel.nft.steps import Path
 from services.kernel.transaction import Change
@@ -39,8 +38,8 @@ class _Held(NamedTuple):
 class Chains:
     """One thread at a time, in the namespace of the engine's socket."""
 
-    def __init__(self, templates: Templates) -> None:
-        self._templates = templates
+    def __init__(self, encoders: Encoders) -> None:
+        self._encoders = encoders
         self._netlink: NetlinkSocket | None = None
         self._held: dict[Path, _Held] = {}
         self.generation: int | None = None
@@ -95,7 +94,7 @@ class Chains:
         told = [forms.told(body) for body in self._asking().dump(SUBSYSTEM | Message.GET_RULE, named)]
         if not told:
             return [], [], []
-        rules = Rules(self._templates, wanted.table, wanted.name)
+        rules = self._encoders.of(wanted.table, wanted.name)
         return [form for _, form in told], [handle for handle, _ in told], [_written(forms, rules, rule) for rule in wanted.rules]
 
     def _content(self, table: str, name: bytes) -> Form:

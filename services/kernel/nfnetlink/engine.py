@@ -18,7 +18,7 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 
-from schemas.host_objects import NftElement, NftSet, PlanObject
+from schemas.host_objects import NftElement, PlanObject
 from services.kernel.netlink import BE32, NetlinkError, attributes
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.batch import Batch
@@ -26,7 +26,7 @@ from services.kernel.nfnetlink.chains import Chains
 from services.kernel.nfnetlink.edits import Edit
 from services.kernel.nfnetlink.elements import Header
 from services.kernel.nfnetlink.exchange import Exchange, NotSent, Outcome
-from services.kernel.nfnetlink.templates import Templates
+from services.kernel.nfnetlink.rules import Encoders
 from services.kernel.nfnetlink.values import KINDS_BY_NUMBER, Inexpressible, Kind
 from services.kernel.nfnetlink.watch import Watch
 from services.kernel.nfnetlink.wire import Message, SetFlag
@@ -50,8 +50,9 @@ class Nfnetlink:
     def __init__(self) -> None:
         self._library = LibNftables()
         self._exchange = Exchange()
-        self._templates = Templates()
-        self._chains = Chains(self._templates)
+        self._encoders = Encoders()
+        self._chains = Chains(self._encoders)
+        self._headers: dict[Path, Header] = {}
         self._watch: Watch | None = None
         self._generation: int | None = None
         self._closed = False
@@ -108,10 +109,13 @@ class Nfnetlink:
         """What came of the batch in the end. Raises Conflict when an own table was changed by somebody else meanwhile."""
         watch, made = self._watching(), None
         for left in reversed(range(_TRIES + 1)):
-            edits = self._edits(batch, watch) if left else {}
+            is_certain = bool(left) and self._is_certain(watch)
+            if not is_certain:
+                self._headers.clear()
+            edits = self._edits(batch, is_certain=is_certain) if left else {}
             expected = self._generation if left else None
             if made is None or edits or made.edits:
-                made = Batch(steps(batch, marker, by_rule=edits), self._templates, self._header, edits)
+                made = Batch(steps(batch, marker, by_rule=edits), self._encoders, self._header, edits)
             outcome = self._sent_once(made, expected, watch)
             if not _is_stale(outcome):
                 own = self._note(expected, outcome, heard_all=len(made.messages) < _LARGE)
@@ -129,7 +133,7 @@ class Nfnetlink:
         if not self._sends % _HEAR_EVERY:
             watch.hear()
         if len(made.messages) < _LARGE:
-            return self._exchange.send(made.messages, expected)
+            return self._exchange.send(made.messages, expected, asks=False)
         watch.pause()
         try:
             return self._exchange.send(made.messages, expected)
@@ -146,7 +150,14 @@ class Nfnetlink:
                 raise Transient(msg) from error
         return self._watch
 
-    def _edits(self, batch: Sequence[Change], watch: Watch) -> dict[Path, Edit]:
+    def _is_certain(self, watch: Watch) -> bool:
+        """Whether what is remembered of own tables is so at the generation that the kernel is to have."""
+        known = self._chains.generation
+        if known is None or self._generation is None:
+            return False
+        return known == self._generation or watch.was_quiet(known, self._generation)
+
+    def _edits(self, batch: Sequence[Change], *, is_certain: bool) -> dict[Path, Edit]:
         """How chains change rule by rule, at the generation that the kernel is to have; none where that cannot be told for sure."""
         found: dict[Path, Edit] = {}
         changed = editable(batch)
@@ -154,8 +165,6 @@ class Nfnetlink:
             return found
         if self._generation is None:
             self._generation = self._asked_generation()
-        known = self._chains.generation
-        is_certain = known is not None and (known == self._generation or watch.was_quiet(known, self._generation))
         try:
             for change in changed:
                 if (edit := self._chains.edit(change, is_certain=is_certain)) is not None:
@@ -166,8 +175,10 @@ class Nfnetlink:
         return found
 
     def _note_chains(self, batch: Sequence[Change], made: Batch, outcome: Outcome, own: int | None) -> None:
-        """Keep what chains hold now. Of what was refused, or is not known to be alone at its generation, nothing is kept."""
-        changed = [path(change.subject) for change in batch if not isinstance(change.subject, NftElement | NftSet)]
+        """Keep what own tables hold now. Of what was refused, or is not known to be alone at its generation, nothing is kept."""
+        changed = {path(change.subject) for change in batch if type(change.new or change.old) is not NftElement}
+        for at in [at for at in self._headers if at in changed or (at[0], "") in changed]:
+            del self._headers[at]
         edited = made.handles(outcome.handles) if own is not None and not outcome.refusals and not outcome.overrun else {}
         self._chains.note(own, edited, changed)
 
@@ -199,7 +210,13 @@ class Nfnetlink:
             raise self._unanswered(error, "the generation") from error
 
     def _header(self, table: str, name: str) -> Header:
-        """What the kernel says of a set that the batch does not make."""
+        """What a set is like that the batch does not make, by what is remembered or by what the kernel says."""
+        found = self._headers.get((table, name))
+        if found is None:
+            found = self._headers[table, name] = self._asked_header(table, name)
+        return found
+
+    def _asked_header(self, table: str, name: str) -> Header:
         try:
             answer = self._exchange.ask(Message.GET_SET, _INET + wire.text(wire.SET_TABLE, table) + wire.text(wire.SET_NAME, name))
         except NetlinkError as error:

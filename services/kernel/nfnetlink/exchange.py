@@ -1,9 +1,10 @@
 """The socket that transactions go through, and what the kernel answers.
 
 Owns a netlink socket in the network namespace of the thread that made it. One send is one transaction: the kernel has made it, or nothing
-of it, when the send returns. No message asks to be acknowledged, so that nothing is answered but refusals; a question for the generation
-comes behind the batch, and all refusals are there when that is answered. When the buffer for answers runs over, refusals are lost, not
-their fact: what is left of them says that the batch was refused. Fails with NetlinkError when the kernel cannot be asked.
+of it, when the send returns. No message asks to be acknowledged, so that nothing is answered but refusals, and new rules
+that are to be echoed; all of it is there when the send returns. A question for the generation comes behind the batch where it matters. When
+the buffer for answers runs over, refusals are lost, not their fact: what is left of them says that the batch was refused. Fails with
+NetlinkError when the kernel cannot be asked.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import errno
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from services.kernel.netlink import BE32, HEADER, NETLINK_NETFILTER, U32, NetlinkError, attributes, message, messages, text_of
@@ -59,6 +60,27 @@ class Outcome(NamedTuple):
     handles: Mapping[int, int] = {}
 
 
+class _Told:
+    """What the kernel has said of a batch, whose last message has the number `last`."""
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+        self.refusals: list[Refusal] = []
+        self.handles: dict[int, int] = {}
+        self.overrun = False
+
+    def note(self, answers: Iterable[tuple[int, int, int, bytes]], question: int = 0) -> tuple[int, int, bytes] | None:
+        """Keep what is said of the batch; returns the answer to the question with this number, if it is there."""
+        for kind, flags, sequence, body in answers:
+            if question and sequence == question:
+                return kind, flags, body
+            if sequence <= self._last and kind == _NLMSG_ERROR:
+                self.refusals.append(_refusal(sequence, flags, body))
+            elif sequence <= self._last and kind == _TOLD_RULE:
+                self.handles[sequence] = int.from_bytes(attributes(body, len(_NETWORK_WIDE))[wire.RULE_HANDLE])
+        return None
+
+
 class Exchange:
     """A persistent socket. One thread at a time."""
 
@@ -77,40 +99,54 @@ class Exchange:
         """The number by which events name this socket as the sender."""
         return int(self._socket.getsockname()[0])
 
-    def send(self, batch: list[bytes], generation: int | None) -> Outcome:
+    def send(self, batch: list[bytes], generation: int | None, *, asks: bool = True) -> Outcome:
         """Send messages, which are numbered from ``FIRST`` on, as one transaction.
 
-        With `generation`, the kernel refuses all if it has another one: ERESTART, for the number before the first.
+        With `generation`, the kernel refuses all if it has another one: ERESTART, for the number before the first. A batch that is sure to
+        change something and is not refused makes of it the next one: where that is enough, and not whether there are more by now, nothing
+        is asked.
         """
         last = FIRST + len(batch)
-        number = self._question()
-        asked = message(wire.SUBSYSTEM | Message.GET_GENERATION, _NETWORK_WIDE, wire.REQUEST, number)
         data = b"".join((wire.begin(FIRST - 1, generation), *batch, wire.end(last)))
         self._make_room(len(data))
         self._write(data)
-        self._write(asked)
-        refusals: list[Refusal] = []
-        handles: dict[int, int] = {}
-        overrun = is_draining = False
+        told = _Told(last)
+        if generation is not None and not asks:
+            self._drain(told)
+            if not told.refusals and not told.overrun:
+                return Outcome((), generation + 1, handles=told.handles)
+        found = self._asked_behind(told)
+        return Outcome(tuple(told.refusals), found, told.overrun, told.handles)
+
+    def _drain(self, told: _Told) -> None:
+        """Take what the kernel has said up to now."""
         while True:
             try:
-                answers = self._answers(wait=not is_draining)
+                told.note(self._answers(wait=False))
             except NetlinkError as error:
-                if error.errno == errno.ENOBUFS:
-                    overrun = is_draining = True
-                    continue
-                if not is_draining or error.errno != errno.EAGAIN:
+                if error.errno == errno.EAGAIN:
+                    return
+                if error.errno != errno.ENOBUFS:
                     raise
-                is_draining = False  # what was lost may have been the answer: ask again, now that there is room for it
-                self._write(asked)
+                told.overrun = True
+
+    def _asked_behind(self, told: _Told) -> int:
+        """The generation after a batch; all that the kernel has to say of the batch comes before."""
+        number = self._question()
+        asked = message(wire.SUBSYSTEM | Message.GET_GENERATION, _NETWORK_WIDE, wire.REQUEST, number)
+        self._write(asked)
+        while True:
+            try:
+                found = told.note(self._answers(), number)
+            except NetlinkError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                told.overrun = True
+                self._drain(told)
+                self._write(asked)  # what was lost may have been the answer: ask again, now that there is room for it
                 continue
-            for kind, flags, sequence, body in answers:
-                if sequence == number:
-                    return Outcome(tuple(refusals), _generation(kind, flags, body), overrun, handles)
-                if sequence <= last and kind == _NLMSG_ERROR:
-                    refusals.append(_refusal(sequence, flags, body))
-                elif sequence <= last and kind == _TOLD_RULE:
-                    handles[sequence] = int.from_bytes(attributes(body, len(_NETWORK_WIDE))[wire.RULE_HANDLE])
+            if found is not None:
+                return _generation(*found)
 
     def generation(self) -> int:
         """The kernel's count of transactions in this network namespace."""

@@ -13,6 +13,7 @@ from services.kernel.nfnetlink.templates import WITH_SETS, Templates
 from services.kernel.nfnetlink.wire import Message
 
 _U32 = struct.Struct("=I").pack
+_KEPT = 64
 _SENDER_BYTES = 4  # of what follows the sequence number, the rest of the message's header
 
 
@@ -46,6 +47,22 @@ def placed(message: bytes, before: int, *, echoed: bool) -> bytes:
         flags &= ~wire.APPEND
     flags |= wire.ECHO if echoed else 0
     return HEADER.pack(length + len(position), kind, flags, sequence, 0) + message[HEADER.size :] + position
+
+
+class Encoders:
+    """The encoders of the last chains that were written. Each depends on the templates and its chain's name alone."""
+
+    def __init__(self) -> None:
+        self.templates = Templates()
+        self._found: dict[tuple[str, str], Rules] = {}
+
+    def of(self, table: str, chain: str) -> Rules:
+        found = self._found.get((table, chain))
+        if found is None:
+            if len(self._found) >= _KEPT:
+                self._found.clear()
+            found = self._found[table, chain] = Rules(self.templates, table, chain)
+        return found
 
 
 class Rules:

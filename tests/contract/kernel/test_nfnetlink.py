@@ -132,11 +132,11 @@ def meanwhile(side: Side, work: Callable[[], object], monkeypatch: pytest.Monkey
     expected: list[int | None] = []
     send = side.engine._exchange.send
 
-    def sent(batch: list[bytes], generation: int | None) -> Outcome:
+    def sent(batch: list[bytes], generation: int | None, **more: bool) -> Outcome:
         expected.append(generation)
         if len(expected) <= times:
             work()
-        return send(batch, generation)
+        return send(batch, generation, **more)
 
     monkeypatch.setattr(side.engine._exchange, "send", sent)
     return expected

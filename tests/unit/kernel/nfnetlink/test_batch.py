@@ -12,7 +12,7 @@ from services.kernel.netlink import HEADER
 from services.kernel.nfnetlink import elements
 from services.kernel.nfnetlink.batch import Batch, kind_of
 from services.kernel.nfnetlink.elements import Header
-from services.kernel.nfnetlink.templates import Templates
+from services.kernel.nfnetlink.rules import Encoders
 from services.kernel.nfnetlink.values import IPV4_ADDRESS, Inexpressible
 from services.kernel.nfnetlink.wire import Message
 from services.kernel.nft.steps import steps
@@ -27,7 +27,7 @@ PLAIN = Header(IPV4_ADDRESS)
 
 
 def batch(*changes: Change, marker: Marker | None = None, header: Header = PLAIN) -> Batch:
-    return Batch(steps(changes, marker), Templates(), lambda _table, _name: header)
+    return Batch(steps(changes, marker), Encoders(), lambda _table, _name: header)
 
 
 def added(*items: NftTable | NftSet | NftElement | NftChain) -> list[Change]:

@@ -23,7 +23,7 @@ from schemas.nft import (
 )
 from services.kernel.netlink import HEADER, attributes, text_of
 from services.kernel.nfnetlink.batch import Batch, kind_of
-from services.kernel.nfnetlink.templates import Templates
+from services.kernel.nfnetlink.rules import Encoders
 from services.kernel.nfnetlink.values import Inexpressible
 from services.kernel.nfnetlink.wire import Message
 from services.kernel.nft.steps import Step
@@ -32,9 +32,9 @@ T = "meshmark.t"
 ACCEPT = Verdict("accept")
 
 
-def messages(*rules: Rule, templates: Templates | None = None) -> list[bytes]:
+def messages(*rules: Rule, encoders: Encoders | None = None) -> list[bytes]:
     chain = NftChain(T, "c", rules)
-    return Batch([Step("add", "rules", T, "c", chain)], templates or Templates(), _no_header).messages
+    return Batch([Step("add", "rules", T, "c", chain)], encoders or Encoders(), _no_header).messages
 
 
 def _no_header(table: str, name: str) -> Any:
@@ -93,13 +93,13 @@ def test_values_of_a_match_are_a_set_before_the_rule() -> None:
 
 def test_rules_that_differ_in_values_share_a_template() -> None:
     """Each has its own values in it all the same."""
-    templates = Templates()
+    encoders = Encoders()
     rules = [
         (Match("meta mark", (f"{number:#x}",)), Match("ip daddr", (f"10.0.0.{number}",)), ACCEPT, Comment(f"rule {number}"))
         for number in range(5)
     ]
-    found = messages(*rules, templates=templates)
-    assert len(templates._found) == 1
+    found = messages(*rules, encoders=encoders)
+    assert len(encoders.templates._found) == 1
     assert len(set(found)) == 5
     for number, message in enumerate(found):
         assert bytes((10, 0, 0, number)) in message
@@ -143,9 +143,9 @@ def test_what_has_no_form_is_told_before_anything_is_sent(rule: Rule) -> None:
 
 def test_templates_and_forms_are_forgotten_before_they_are_too_many() -> None:
     """A long life with ever new forms costs no memory, and the rules are right all the time."""
-    templates = Templates()
+    encoders = Encoders()
     for number in range(5000):
-        (message,) = messages((Match("ip saddr", (f"@set{number}",)), Reject()), templates=templates)
+        (message,) = messages((Match("ip saddr", (f"@set{number}",)), Reject()), encoders=encoders)
         assert f"set{number}\0".encode() in message
-    assert len(templates._found) <= 4096
-    assert len(templates.forms.known) <= 4096
+    assert len(encoders.templates._found) <= 4096
+    assert len(encoders.templates.forms.known) <= 4096
