@@ -186,8 +186,11 @@ class LinuxKernel:
 
     def write_all(self, changes: Sequence[Change]) -> Mapping[str, MeshmarkError]:
         errors: dict[str, MeshmarkError] = {}
-        for layer, group in groupby(changes, key=lambda change: change.subject.layer):
-            run = list(group)
+        layers = [(change.new or change.old).layer for change in changes]  # type: ignore[union-attr]
+        behind = 0
+        for layer, group in groupby(layers):
+            start, behind = behind, behind + len(list(group))
+            run = changes[start:behind]
             if layer in ("rule", "route"):
                 driver = self._rules if layer == "rule" else self._routes
                 errors.update((run[place].key, error) for place, error in driver.write_all(run).items())

@@ -14,8 +14,11 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
+
+from services.kernel.rows import FLAGS_AT, Mixed, Row, pieces
+from services.kernel.rows import HEADER as HEADER  # noqa: PLC0414 - the form in which mypy takes a name as passed on
 
 T = TypeVar("T")
 
@@ -49,7 +52,6 @@ _DIGEST_BYTES = 16
 _DIGEST_SEQUENCE = (1 << 32) - 1
 """The same for each digest, since it is in what is digested; downwards from here, far from those of requests."""
 
-HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 U8, U16, U32, U64 = struct.Struct("=B"), struct.Struct("=H"), struct.Struct("=I"), struct.Struct("=Q")
 BE32 = struct.Struct(">I")
@@ -112,32 +114,32 @@ class NetlinkSocket:
         sequence = self._send(kind, body, REQUEST | ACK | flags)
         return [payload for _, payload in self._answers(sequence)]
 
-    def request_all(self, kind: int, bodies: Sequence[bytes], flags: int = 0) -> dict[int, NetlinkError]:
+    def request_all(self, kind: int, bodies: list[bytes], flags: int = 0) -> dict[int, NetlinkError]:
         """Send many messages of a kind, thousands in a system call, and return what was said against them, by their place.
 
         The kernel takes one after the other, and goes on after one that it refuses. Where its refusals did not fit into the receive
         buffer, each message of that call whose refusal is not known has ENOBUFS: it may have been taken or not.
         """
+        return self.request_rows(kind, [Mixed(bodies)], flags)
+
+    def request_rows(self, kind: int, rows: Iterable[Row], flags: int = 0) -> dict[int, NetlinkError]:
+        """As ``request_all``; places are counted over all rows."""
         refused: dict[int, NetlinkError] = {}
         place = 0
-        while place < len(bodies):
-            parts: list[bytes] = []
-            size, first = 0, self._sequence + 1
-            for body in bodies[place : place + self._refusals_max]:
-                length = HEADER.size + len(body)
-                size += length
-                if parts and size > self._bytes_max:
-                    break
-                self._sequence += 1
-                parts.append(HEADER.pack(length, kind, REQUEST | flags, self._sequence, 0))
-                parts.append(body)
-            parts[-2] = HEADER.pack(HEADER.size + len(parts[-1]), kind, REQUEST | ACK | flags, self._sequence, 0)
-            found = self._refusals(b"".join(parts), first)
+        for piece in pieces(rows, self._refusals_max, self._bytes_max):
+            first = self._sequence + 1
+            data = bytearray()
+            for row in piece:
+                data += row.train(kind, REQUEST | flags, self._sequence + 1)
+                self._sequence += len(row)
+            last = len(data) - HEADER.size - len(piece[-1].body(len(piece[-1]) - 1))
+            U16.pack_into(data, last + FLAGS_AT, REQUEST | ACK | flags)
+            found = self._refusals(data, first)
             refused.update((place + number - first, error) for number, error in found.items())
             place += self._sequence - first + 1
         return refused
 
-    def _refusals(self, data: bytes, first: int) -> dict[int, NetlinkError]:
+    def _refusals(self, data: bytes | bytearray, first: int) -> dict[int, NetlinkError]:
         """Send messages of which the last, and it alone, is to be acknowledged; the errors by sequence number."""
         numbers = range(first, self._sequence + 1)
         try:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from socket import inet_pton
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,8 +20,9 @@ from schemas.routes import RouteType, Scope
 from schemas.values import IPV4, IPV6, SOCKET_FAMILY, Address, Prefix
 from services.kernel.interfaces import Interface
 from services.kernel.netlink import U32, Attributes, attribute, attributes, number_of
+from services.kernel.rows import Alike, Mixed, Row
 from services.kernel.transaction import Held, Listed
-from services.runtime.errors import Permanent, Waiting
+from services.runtime.errors import MeshmarkError, Permanent, Waiting
 
 NEWROUTE, DELROUTE, GETROUTE = 24, 25, 26
 INFO = struct.Struct("=BBBBBBBBI")
@@ -29,6 +33,8 @@ _HOP = struct.Struct("=HBBi")
 _KNOWN = {DST, _OIF, _GATEWAY, _PRIORITY, _SOURCE, _MULTIPATH, TABLE, 12, 20}  # RTA_CACHEINFO, RTA_PREF
 _ANYWHERE = {socket.AF_INET: bytes(4), socket.AF_INET6: bytes(16)}
 _ONLINK = 0x4
+_FEW = 8
+"""Fewer routes alike than this are made one by one."""
 _SCOPES: dict[Scope, int] = {"global": 0, "site": 200, "link": 253, "host": 254}
 _SCOPE_NAMES = {number: name for name, number in _SCOPES.items()}
 _SCOPE_NOWHERE = 255
@@ -40,25 +46,60 @@ _PREFIX_AT: dict[int, tuple[int, bytes, int]] = {  # where a dump has the prefix
 }
 
 
+class Encoded(NamedTuple):
+    """The bodies of those routes that have one, in their order, and why the others have none, by their place."""
+
+    rows: list[Row]
+    refused: dict[int, MeshmarkError]
+
+
 class Encoder:
     """Bodies of messages for routes, given the interfaces that their hops name."""
 
     def __init__(self, interfaces: Mapping[str, Interface]) -> None:
         self._interfaces = interfaces
-        self._around: dict[tuple[object, ...], tuple[bytes, bytes]] = {}
+        self._around: dict[tuple[object, ...], tuple[int, bytes, bytes]] = {}
+
+    def rows(self, items: Iterable[Route]) -> Encoded:
+        """Many routes. Those alike mostly come in a row, with the very same hops: what is around their prefixes is looked for once."""
+        found = Encoded([], {})
+        last: Route | None = None
+        bits, is_ipv6 = "", False
+        around = 0, b"", b""
+        texts: list[str] = []
+        for place, item in enumerate(items):
+            text, _, length = item.prefix.partition("/")
+            if length != bits or last is None or (":" in text) is not is_ipv6 or not _is_alike(item, last):
+                _add_row(found.rows, around, texts)
+                texts = []
+                last, bits, is_ipv6 = item, length, ":" in text
+                try:
+                    around = self._found_around(item, length)
+                except MeshmarkError as error:
+                    found.refused[place] = error
+                    last = None
+                    continue
+            texts.append(text)
+        _add_row(found.rows, around, texts)
+        return found
 
     def body(self, item: Route) -> bytes:
         """The whole route. Waiting where a link is missing or down, Permanent where the route contradicts itself."""
         text, _, length = item.prefix.partition("/")
-        is_ipv6 = ":" in text
-        alike = (item.table, item.type, item.metric, item.hops, item.source, item.scope, length, is_ipv6)
+        family, before, after = self._found_around(item, length)
+        return before + inet_pton(family, text) + after if family else before
+
+    def _found_around(self, item: Route, length: str) -> tuple[int, bytes, bytes]:
+        """The socket family and what comes before and after the prefix; 0 and all of it for a route to anywhere, which has none."""
+        alike = (item.table, item.type, item.metric, item.hops, item.source, item.scope, length, item.prefix.family)
         around = self._around.get(alike)
         if around is None:
             check(item)
             self._need_links(item)
-            around = self._around[alike] = self._parts(item)
-        before, after = around
-        return before + socket.inet_pton(socket.AF_INET6 if is_ipv6 else socket.AF_INET, text) + after if before[1] else before + after
+            before, after = self._parts(item)
+            around = (SOCKET_FAMILY[item.prefix.family], before, after) if item.prefix.length else (0, before + after, b"")
+            self._around[alike] = around
+        return around
 
     def _need_links(self, item: Route) -> None:
         for hop in item.hops:
@@ -79,6 +120,32 @@ class Encoder:
         elif item.hops:
             after += attribute(_MULTIPATH, b"".join(_hop(hop, self._interfaces[hop.link].index) for hop in item.hops))
         return before, after
+
+
+def _add_row(rows: list[Row], around: tuple[int, bytes, bytes], texts: Sequence[str]) -> None:
+    """Add the bodies of routes alike, whose prefixes begin with these addresses."""
+    family, before, after = around
+    if family and len(texts) >= _FEW:
+        packed = list(map(inet_pton, repeat(family), texts))
+        rows.append(Alike(before + packed[0] + after, len(before), len(packed[0]), b"".join(packed)))
+    elif texts:
+        bodies = [before + inet_pton(family, text) + after if family else before for text in texts]
+        if rows and isinstance(rows[-1], Mixed):
+            rows[-1].bodies += bodies
+        else:
+            rows.append(Mixed(bodies))
+
+
+def _is_alike(one: Route, other: Route) -> bool:
+    """Whether two routes say the same but for the prefix; hops that are equal but not the very same count as others."""
+    return (
+        one.hops is other.hops
+        and one.table == other.table
+        and one.metric == other.metric
+        and one.type == other.type
+        and one.source == other.source
+        and one.scope == other.scope
+    )
 
 
 def bare_body(item: Route) -> bytes:

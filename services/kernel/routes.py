@@ -38,6 +38,7 @@ from services.kernel.route_messages import (
     by_one_name,
     in_kernel_form,
 )
+from services.kernel.rows import Mixed, Row, bodies
 from services.kernel.transaction import Change, Held, Listed
 from services.runtime.errors import Conflict, MeshmarkError, Permanent, Waiting
 
@@ -86,9 +87,11 @@ class Routes:
     def write_all(self, changes: Sequence[Change]) -> Failures:
         """Make the changes in their order; the errors of those that could not be made, by their place."""
         failures: Failures = {}
-        for is_removal, group in groupby(enumerate(changes), key=lambda item: item[1].new is None):
-            run = list(group)
-            with blamed(failures, [place for place, _ in run]):  # before anything is sent: what fails later is told more exactly
+        behind = 0
+        for is_removal, group in groupby([change.new is None for change in changes]):
+            start, behind = behind, behind + len(list(group))
+            run = list(zip(range(start, behind), changes[start:behind], strict=True))
+            with blamed(failures, range(start, behind)):  # before anything is sent: what fails later is told more exactly
                 if is_removal:
                     self._remove(run, failures)
                 else:
@@ -107,30 +110,26 @@ class Routes:
     # Making --------------------------------------------------------------------------------------------------------------------------
 
     def _put(self, run: Sequence[Placed], failures: Failures) -> None:
-        wanted = [_wanted(change) for _, change in run]
-        encoder = Encoder(self._interfaces.named({hop.link for hops in {item.hops for item in wanted} for hop in hops}))
-        ready: list[Placed] = []
-        bodies: list[bytes] = []
-        for placed, item in zip(run, wanted, strict=True):
-            try:
-                bodies.append(encoder.body(item))
-            except MeshmarkError as error:
-                failures[placed[0]] = error
-            else:
-                ready.append(placed)
-        refused = self._sent(bodies, CREATE | EXCL)
+        wanted = _all_wanted(run)
+        encoder = Encoder(self._interfaces.named(_links(wanted)))
+        rows, unfit = encoder.rows(wanted)
+        failures.update((run[index][0], error) for index, error in unfit.items())
+        ready = [placed for index, placed in enumerate(run) if index not in unfit] if unfit else run
+        refused = self._sent(rows, CREATE | EXCL)
         there = [index for index, error in refused.items() if error.errno == errno.EEXIST]
         if there:
+            each = bodies(rows)
             for index in there:
                 del refused[index]
             places = [ready[index] for index in there]
             with blamed(failures, [place for place, _ in places]):
-                self._replace(places, [bodies[index] for index in there], failures)
+                self._replace(places, [each[index] for index in there], failures)
             # A next hop may be one that is only reached by a route that has just been replaced.
             again = [index for index, error in refused.items() if error.errno in _WAITING]
             for index in again:
                 del refused[index]
-            refused.update((again[index], error) for index, error in self._sent([bodies[index] for index in again], CREATE | EXCL).items())
+            once_more = [Mixed([each[index] for index in again])]
+            refused.update((again[index], error) for index, error in self._sent(once_more, CREATE | EXCL).items())
         _explain(refused, ready, failures)
 
     def _replace(self, there: Sequence[Placed], bodies: Sequence[bytes], failures: Failures) -> None:
@@ -148,7 +147,7 @@ class Routes:
             elif found_here != [in_kernel_form(_wanted(change))]:
                 differing.append((place, change))
                 messages.append(body)
-        _explain(self._sent(messages, CREATE | REPLACE), differing, failures)
+        _explain(self._sent([Mixed(messages)], CREATE | REPLACE), differing, failures)
         left = [item for item in differing if len(held[item[1].key]) > 1 and item[0] not in failures]
         if left:
             with blamed(failures, [place for place, _ in left]):
@@ -164,11 +163,13 @@ class Routes:
         ]
         self._delete(extra, failures)
 
-    def _sent(self, bodies: Sequence[bytes], flags: int) -> dict[int, NetlinkError]:
-        """Send routes, and once more those of which it is not known what became; errors by their place among the bodies."""
-        refused = self._netlink.request_all(NEWROUTE, bodies, flags)
-        for index in [index for index, error in refused.items() if error.errno == errno.ENOBUFS]:
-            again = self._netlink.request_all(NEWROUTE, [bodies[index]], flags)
+    def _sent(self, rows: Sequence[Row], flags: int) -> dict[int, NetlinkError]:
+        """Send routes, and once more those of which it is not known what became; errors by their place over all rows."""
+        refused = self._netlink.request_rows(NEWROUTE, rows, flags)
+        lost = [index for index, error in refused.items() if error.errno == errno.ENOBUFS]
+        each = bodies(rows) if lost else []
+        for index in lost:
+            again = self._netlink.request_all(NEWROUTE, [each[index]], flags)
             if again:
                 refused[index] = again[0]
             else:
@@ -261,6 +262,24 @@ def _wanted(change: Change) -> Route:
         msg = f"{change.key} is not a route"
         raise Permanent(msg)
     return change.new
+
+
+def _all_wanted(run: Sequence[Placed]) -> list[Route]:
+    wanted = [change.new for _, change in run]
+    if set(map(type, wanted)) != {Route}:
+        return [_wanted(change) for _, change in run]
+    return wanted  # type: ignore[return-value]
+
+
+def _links(items: Iterable[Route]) -> set[str]:
+    """The links of the routes' hops. Routes alike in a row have the very same hops."""
+    found: set[str] = set()
+    last: tuple[NextHop, ...] = ()
+    for item in items:
+        if item.hops is not last:
+            last = item.hops
+            found.update(hop.link for hop in last)
+    return found
 
 
 def _explain(refused: Mapping[int, NetlinkError], sent: Sequence[Placed], failures: Failures) -> None:

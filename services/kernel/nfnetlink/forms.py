@@ -190,7 +190,8 @@ def _form(said: Said) -> Form:
     return Form(said)
 
 
-_ADDRESSES = {
+_Address = tuple[int, Form, dict[str, tuple[Form, int]]]
+_ADDRESSES: dict[tuple[str, str], _Address] = {
     (selector, op): (
         SOCKET_FAMILY[family],
         _form(("plain", selector, op)),
@@ -215,8 +216,9 @@ class Forms:
 
     def of(self, item: Statement) -> Taken:
         """A statement's form, and what fills its holes. Raises Inexpressible."""
-        if type(item) is Match and len(item.values) == 1 and (item.selector, item.op) in _ADDRESSES:
-            if (found := _address(item)) is not None:
+        if type(item) is Match:
+            address = _ADDRESSES.get((item.selector, item.op))
+            if address is not None and (found := _address(address, item)) is not None:
                 return found
         elif type(item) is Comment:
             (_, length), holes = _comment(item)
@@ -230,14 +232,17 @@ class Forms:
         return found
 
 
-def _address(item: Match) -> Taken | None:
+def _address(known: _Address, item: Match) -> Taken | None:
     """A match on an address, or on a prefix that ends with a byte; None for all else."""
-    family, plain, short = _ADDRESSES[item.selector, item.op]
-    first, _, length = item.values[0].partition("/")
+    family, plain, short = known
     try:
-        if not length:
-            return (plain, (inet_pton(family, item.values[0]),)) if item.mask is None else None
+        (text,) = item.values
+        if item.mask is not None:
+            return None
+        if "/" not in text:
+            return plain, (inet_pton(family, text),)
+        first, _, length = text.partition("/")
         form, count = short[length]
-        return (form, (inet_pton(family, first)[:count],)) if item.mask is None else None
+        return form, (inet_pton(family, first)[:count],)
     except (OSError, ValueError, KeyError):
         return None

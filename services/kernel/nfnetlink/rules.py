@@ -72,17 +72,18 @@ class Rules:
         self._templates = templates
         self._where = wire.ROUTING + wire.text(wire.RULE_TABLE, table) + wire.text(wire.RULE_CHAIN, chain)
         self._bound: dict[tuple[Form, ...], Bound] = {}
-        self._known = templates.forms.known.get
+        self._known, self._of = templates.forms.known.get, templates.forms.of
 
     def taken_apart(self, rule: Rule) -> tuple[Bound, list[Hole]]:
         """The rule's form as it is in this chain, and what is to fill it. Raises Inexpressible."""
         forms: list[Form] = []
         holes: list[Hole] = []
-        known = self._known
+        known, of = self._known, self._of
         for statement in rule:
-            form, found = known(statement) or self._templates.forms.of(statement)
+            form, found = known(statement) or of(statement)
             forms.append(form)
-            holes += found
+            if found:
+                holes += found
         key = tuple(forms)
         bound = self._bound.get(key)
         if bound is None:

@@ -29,8 +29,7 @@ def netlink(machine: LinuxMachine) -> Iterator[NetlinkSocket]:
 
 
 def add(netlink: NetlinkSocket, routes: list[Route]) -> dict[int, NetlinkError]:
-    encoder = Encoder({})
-    return netlink.request_all(NEWROUTE, [encoder.body(item) for item in routes], CREATE | EXCL)
+    return netlink.request_rows(NEWROUTE, Encoder({}).rows(routes).rows, CREATE | EXCL)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 250, 5000])

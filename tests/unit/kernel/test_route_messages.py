@@ -12,6 +12,7 @@ from schemas.values import Address, Prefix
 from services.kernel.interfaces import Interface
 from services.kernel.netlink import attribute, attributes
 from services.kernel.route_messages import INFO, TABLE, Decoder, Encoder, in_kernel_form
+from services.kernel.rows import bodies
 from services.kernel.transaction import Listed
 from services.runtime.errors import Waiting
 
@@ -64,6 +65,23 @@ def test_a_route_comes_back_as_it_went(items: list[Route]) -> None:
         body = encoder.body(item)
         assert body == Encoder(LINKS).body(item)
         assert decoder.route(as_dumped(body)) == decoder.route(body) == Decoder(NAMES).route(body) == in_kernel_form(item)
+
+
+@given(st.lists(st.tuples(any_route(), st.sampled_from((1, 1, 9))), max_size=8), st.booleans())
+def test_many_are_made_as_each_alone(items: list[tuple[Route, int]], is_up: bool) -> None:
+    """In their order, those alike in a row and all others; those that cannot be made are told by their place."""
+    routes = [item for item, count in items for _ in range(count)]
+    encoder = Encoder(LINKS if is_up else {"eth1": LINKS["eth1"]})
+    expected: list[bytes] = []
+    refused: dict[int, str] = {}
+    for place, item in enumerate(routes):
+        try:
+            expected.append(encoder.body(item))
+        except Waiting as error:
+            refused[place] = str(error)
+    found = encoder.rows(routes)
+    assert bodies(found.rows) == expected
+    assert {place: str(error) for place, error in found.refused.items()} == refused
 
 
 def test_what_is_not_known_is_listed_each_time() -> None:
