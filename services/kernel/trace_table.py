@@ -20,8 +20,8 @@ from services.kernel.nfnetlink import elements, wire
 from services.kernel.nfnetlink.batch import Batch
 from services.kernel.nfnetlink.engine import mapped
 from services.kernel.nfnetlink.exchange import FIRST, Exchange
+from services.kernel.nfnetlink.rules import Encoders
 from services.kernel.nfnetlink.sets import header_of
-from services.kernel.nfnetlink.templates import Templates
 from services.kernel.nfnetlink.wire import Message
 from services.kernel.nft.raw import OWNED
 from services.kernel.nft.steps import Step
@@ -34,7 +34,7 @@ class TraceTable:
 
     def __init__(self) -> None:
         self._exchange: Exchange | None = None
-        self._templates = Templates()
+        self._encoders = Encoders()
         self._numbers = itertools.count(1)
         self._until_s: dict[Session, float] = {}
 
@@ -99,7 +99,7 @@ class TraceTable:
         steps += [Step("flush", "rules", TRACE_TABLE, name) for name, _ in BEGINNING]
         steps += [Step("add", "rules", TRACE_TABLE, chain.name, chain) for chain in wanted if chain.rules]
         steps += [Step("delete", "set", TRACE_TABLE, item.name) for session in gone for item in session.sets()]
-        made = Batch(steps, self._templates, lambda _, name: next(header_of(item) for item in sets if item.name == name))
+        made = Batch(steps, self._encoders, lambda _, name: next(header_of(item) for item in sets if item.name == name))
         messages = list(made.messages)
         for session in new:
             seconds = max(1, round(live[session] - now_s))
