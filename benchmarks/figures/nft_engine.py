@@ -38,7 +38,7 @@ from services.kernel.transaction import Change, Marker, changes
 
 _TABLE = "meshmark.bench"
 _MARKER = Marker(1, 1, {"unit": "digest"})
-_SIZES = ((10_000, 7), (50_000, 3))
+_SIZES = ((10_000, 7), (50_000, 5))
 """Rules of a whole table, and how often it is made."""
 _PRESENT = ((100, 30, 5), (10_000, 30, 3), (50_000, 30, 3))
 """Elements that are there when one comes, and how often one comes: by the quick ways and by those that read everything first."""

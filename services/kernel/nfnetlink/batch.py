@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from schemas.host_objects import NftChain, NftSet
 from services.kernel.netlink import BE32, HEADER, text_attribute
 from services.kernel.nfnetlink import elements, wire
-from services.kernel.nfnetlink.edits import Edit
+from services.kernel.nfnetlink.edits import Edit, Handles
 from services.kernel.nfnetlink.elements import Header
 from services.kernel.nfnetlink.exchange import FIRST
 from services.kernel.nfnetlink.rules import Encoders, placed
@@ -80,15 +80,16 @@ class Batch:
         words = {"rules": "chain", "elements": "set"}
         return f"{step.verb} {words.get(step.what, step.what)} {at}"
 
-    def handles(self, told: Mapping[int, int]) -> dict[Path, tuple[NftChain, tuple[int, ...]]]:
+    def handles(self, told: Mapping[int, int]) -> dict[Path, tuple[NftChain, Handles[int]]]:
         """Chains of which some rules changed, with their handles, where those of all new rules were `told`, by message number."""
         found = {}
         for at, chain in self.edited.items():
-            edit, handles = self.edits[at], list(self.edits[at].handles)
-            for (place, _), sequence in zip(edit.coming, self._coming[at], strict=True):
-                handles[place] = told.get(sequence, 0)
-            if 0 not in handles:
-                found[at] = chain, tuple(handles)
+            sequences = self._coming[at]
+            if told.keys() >= set(sequences):
+                handles = self.edits[at].handles[:]
+                for (place, _), sequence in zip(self.edits[at].coming, sequences, strict=True):
+                    handles[place] = told[sequence]
+                found[at] = chain, handles
         return found
 
     @property

@@ -7,7 +7,6 @@ handles from the kernel's echo, as long as nobody else touched an own table; wha
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from schemas.host_objects import NftChain
 from schemas.nft import Rule
 from services.kernel.netlink import BE32, NETLINK_NETFILTER, NetlinkSocket, attributes, each_attribute
 from services.kernel.nfnetlink import wire
-from services.kernel.nfnetlink.edits import Edit, edit
+from services.kernel.nfnetlink.edits import Edit, Handles, edit, handles_of
 from services.kernel.nfnetlink.rules import Encoders, Rules
 from services.kernel.nfnetlink.sameness import Form, Sameness, content_form
 from services.kernel.nfnetlink.sets import AnonymousSet
@@ -32,7 +31,7 @@ _STEPS = 1 << 26
 
 class _Held(NamedTuple):
     rules: tuple[Rule, ...]
-    handles: Collection[int]
+    handles: Handles[int]
 
 
 class Chains:
@@ -55,7 +54,7 @@ class Chains:
         assert isinstance(wanted, NftChain)
         held = self._held.get((wanted.table, wanted.name)) if is_certain and isinstance(change.old, NftChain) else None
         if held is not None:
-            found = edit(held.rules, tuple(held.handles), wanted.rules)
+            found = edit(held.rules, held.handles, wanted.rules)
         else:
             forms, handles, wanted_forms = self._asked(wanted)
             found = edit(forms, handles, wanted_forms)
@@ -63,7 +62,7 @@ class Chains:
         is_small = (len(found.gone) + len(found.coming)) * of_all <= _STEPS
         return found if of_all and is_small else None
 
-    def note(self, generation: int | None, edited: Mapping[Path, tuple[NftChain, tuple[int, ...]]], changed: Collection[Path]) -> None:
+    def note(self, generation: int | None, edited: Mapping[Path, tuple[NftChain, Handles[int]]], changed: Collection[Path]) -> None:
         """What is so at `generation`: `edited` chains with their handles; of others that `changed` nothing is known.
 
         A path without the name of a chain is a table.
@@ -72,7 +71,7 @@ class Chains:
         for at in [at for at in self._held if at in changed or at[0] in tables]:
             del self._held[at]
         for at, (chain, handles) in edited.items():
-            self._held[at] = _Held(chain.rules, array("Q", handles))
+            self._held[at] = _Held(chain.rules, handles)
         while len(self._held) > _KEPT:
             del self._held[next(iter(self._held))]
         self.generation = generation
@@ -87,15 +86,16 @@ class Chains:
             self._netlink.close()
             self._netlink = None
 
-    def _asked(self, wanted: NftChain) -> tuple[list[Form], list[int], list[Form]]:
+    def _asked(self, wanted: NftChain) -> tuple[list[Form], Handles[int], list[Form]]:
         """The forms of the rules that the kernel tells of, their handles, and the forms of what is wanted."""
         named = _INET + wire.text(wire.RULE_TABLE, wanted.table) + wire.text(wire.RULE_CHAIN, wanted.name)
         forms = Sameness(lambda name: self._content(wanted.table, name))
         told = [forms.told(body) for body in self._asking().dump(SUBSYSTEM | Message.GET_RULE, named)]
         if not told:
-            return [], [], []
+            return [], handles_of(()), []
         rules = self._encoders.of(wanted.table, wanted.name)
-        return [form for _, form in told], [handle for handle, _ in told], [_written(forms, rules, rule) for rule in wanted.rules]
+        handles = handles_of(handle for handle, _ in told)
+        return [form for _, form in told], handles, [_written(forms, rules, rule) for rule in wanted.rules]
 
     def _content(self, table: str, name: bytes) -> Form:
         """What is in a set without a name, as ``sameness`` compares it."""

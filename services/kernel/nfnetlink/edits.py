@@ -7,11 +7,19 @@ the kernel knows no moving.
 from __future__ import annotations
 
 import operator
+from array import array
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import compress, count
 from typing import NamedTuple
+
+Handles = array  # of rules, 8 bytes each
+_TYPE = "Q"
+
+
+def handles_of(items: Iterable[int]) -> Handles[int]:
+    return array(_TYPE, items)
 
 
 class Edit(NamedTuple):
@@ -23,15 +31,15 @@ class Edit(NamedTuple):
 
     gone: tuple[int, ...]
     coming: tuple[tuple[int, int], ...]
-    handles: tuple[int, ...]
+    handles: Handles[int]
 
 
-def edit(held: Sequence[Hashable], handles: Sequence[int], wanted: Sequence[Hashable]) -> Edit:
+def edit(held: Sequence[Hashable], handles: Handles[int], wanted: Sequence[Hashable]) -> Edit:
     """`handles` are those of the rules that are `held`. Equal values are equal rules; any order and any doubles are right."""
     begin = _alike(held, wanted)
     most = min(len(held), len(wanted)) - begin
     end = min(_alike(held[::-1], wanted[::-1]), most)
-    middle, behind = handles[begin : len(handles) - end], tuple(handles[len(handles) - end :])
+    middle, behind = handles[begin : len(handles) - end], handles[len(handles) - end :]
     kept = _kept(held[begin : len(held) - end], wanted[begin : len(wanted) - end])
     within = [0] * (len(wanted) - begin - end)
     for place, old in kept:
@@ -44,7 +52,7 @@ def edit(held: Sequence[Hashable], handles: Sequence[int], wanted: Sequence[Hash
         else:
             coming.append((begin + place, before))
     gone = tuple(handle for place, handle in enumerate(middle) if place not in staying)
-    return Edit(gone, tuple(reversed(coming)), (*handles[:begin], *within, *behind))
+    return Edit(gone, tuple(reversed(coming)), handles[:begin] + array(_TYPE, within) + behind)
 
 
 def _alike(ones: Sequence[Hashable], others: Sequence[Hashable]) -> int:
