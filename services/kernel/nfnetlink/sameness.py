@@ -8,9 +8,9 @@ the form. What is not known to be the same is not: such a rule is written anew, 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
-from services.kernel.netlink import HEADER, attributes, each_attribute
+from services.kernel.netlink import HEADER, attributes
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.sets import ANONYMOUS, AnonymousSet
 from services.kernel.nfnetlink.wire import SetFlag
@@ -21,11 +21,15 @@ _ZEROS = {b"bitwise\0": 6, b"lookup\0": 5, b"exthdr\0": 5}
 """By expression the attribute that the kernel tells as zero where it was not written: an operation, flags."""
 _ZERO = bytes(4)
 _COUNTER, _LOOKUP = b"counter\0", b"lookup\0"
+_LOOKUP_OF_BATCH = b"lookup by number"
+"""Of a set that is made in the same batch."""
 _LOOKUP_SET, _LOOKUP_SET_ID = 1, 4
 _ANONYMOUS_PREFIX = ANONYMOUS.removesuffix("%d").encode()
 _CONTENT_FLAGS = SetFlag.INTERVAL | SetFlag.MAP
 
 Form = Hashable
+_Expression = tuple[bytes, tuple[tuple[int, Form], ...]]
+_ANY_COUNTER: _Expression = _COUNTER, ()
 
 
 class Sameness:
@@ -33,48 +37,62 @@ class Sameness:
 
     def __init__(self, content: Callable[[bytes], Form]) -> None:
         self._content = content
-        self._seen: dict[bytes, Form] = {}
+        self._seen: dict[bytes, _Expression] = {}
 
     def told(self, body: bytes) -> tuple[int, Form]:
         """The handle of a rule that the kernel told of, and its form."""
         found = attributes(body, _FAMILY_BYTES)
-        items = tuple(self._expression(item) for _, item in each_attribute(found.get(wire.RULE_EXPRESSIONS, b"")))
+        known, expression = self._seen.get, self._expression
+        items = tuple([known(item) or expression(item) for item in _items(found)])
         return int.from_bytes(found[wire.RULE_HANDLE]), (items, found.get(wire.RULE_USERDATA, b""))
 
     def written(self, message: bytes, sets: Iterator[AnonymousSet]) -> Form:
         """The form of a rule's message. `sets` are those without a name that it looks up, in their order."""
         found = attributes(message, HEADER.size + _FAMILY_BYTES)
-        items = (self._written(item, sets) for _, item in each_attribute(found.get(wire.RULE_EXPRESSIONS, b"")))
+        known, expression = self._seen.get, self._expression
+        items = [known(item) or expression(item) for item in _items(found)]
+        for place, item in enumerate(items):
+            if item[0] == _LOOKUP_OF_BATCH:
+                inside = dict(item[1])
+                del inside[_LOOKUP_SET_ID]
+                items[place] = _form(_LOOKUP, {**inside, _LOOKUP_SET: set_form(next(sets))})
         return tuple(items), found.get(wire.RULE_USERDATA, b"")
 
-    def _written(self, item: bytes, sets: Iterator[AnonymousSet]) -> Form:
-        parts = attributes(item)
-        if parts[wire.EXPRESSION_NAME] == _LOOKUP and _LOOKUP_SET_ID in attributes(parts[wire.EXPRESSION_DATA]):
-            inside = attributes(parts[wire.EXPRESSION_DATA])
-            del inside[_LOOKUP_SET_ID]
-            inside[_LOOKUP_SET] = set_form(next(sets))  # type: ignore[assignment]
-            return _form(_LOOKUP, inside)
-        return self._expression(item)
-
-    def _expression(self, item: bytes) -> Form:
-        found = self._seen.get(item)
-        if found is None:
-            parts = attributes(unmarked(item))
-            name = parts[wire.EXPRESSION_NAME]
-            if name == _COUNTER:  # each is another one
-                return name
-            inside = attributes(parts.get(wire.EXPRESSION_DATA, b""))
-            if name == _LOOKUP and inside[_LOOKUP_SET].startswith(_ANONYMOUS_PREFIX):
-                inside[_LOOKUP_SET] = self._content(inside[_LOOKUP_SET])  # type: ignore[assignment]
-            found = self._seen[item] = _form(name, inside)
+    def _expression(self, item: bytes) -> _Expression:
+        parts = attributes(unmarked(item))
+        name = parts[wire.EXPRESSION_NAME]
+        if name == _COUNTER:  # each is another one
+            return _ANY_COUNTER
+        inside: dict[int, Form] = dict(attributes(parts.get(wire.EXPRESSION_DATA, b"")))
+        if name == _LOOKUP and _LOOKUP_SET_ID in inside:
+            name = _LOOKUP_OF_BATCH
+        elif name == _LOOKUP and parts[wire.EXPRESSION_DATA].startswith(_ANONYMOUS_PREFIX, _ATTRIBUTE.size):
+            inside[_LOOKUP_SET] = self._content(inside[_LOOKUP_SET])  # type: ignore[arg-type]
+        found = self._seen[item] = _form(name, inside)
         return found
 
 
-def _form(name: bytes, inside: dict[int, bytes]) -> Form:
+def _items(rule: Mapping[int, bytes]) -> list[bytes]:
+    """A rule's expressions."""
+    data = rule.get(wire.RULE_EXPRESSIONS, b"")
+    found = []
+    place, end, size, unpack = 0, len(data), _ATTRIBUTE.size, _ATTRIBUTE.unpack_from
+    while place < end:
+        length = unpack(data, place)[0]
+        found.append(data[place + size : place + length])
+        place += max(size, (length + 3) & ~3)
+    return found
+
+
+def _form(name: bytes, inside: dict[int, Form]) -> _Expression:
     unsaid = _ZEROS.get(name)
     if unsaid is not None and inside.get(unsaid) == _ZERO:
         del inside[unsaid]
-    return name, tuple(sorted(inside.items()))
+    return name, tuple(sorted(inside.items(), key=_kind))
+
+
+def _kind(item: tuple[int, Form]) -> int:
+    return item[0]
 
 
 def content_form(flags: int, key_type: int, notes: bytes, items: list[bytes]) -> Form:
