@@ -201,6 +201,32 @@ def test_what_was_read_before_is_no_conflict(side: Side, stranger: Callable[[str
     assert side.commit(added(NftElement(T, "hosts", "10.0.0.2")), None) is None
 
 
+def test_what_a_set_is_like_is_asked_once(side: Side, stranger: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as strangers leave our tables alone, and a set is not made anew by ourselves."""
+    side.commit(changes({}, BASE), None)
+    assert side.commit(added(NftElement(T, "hosts", "10.0.0.2")), None) is None
+    assert side.commit(added(NftElement(T, "hosts", "10.0.0.3")), None) is None
+    stranger("add table inet other")
+    monkeypatch.setattr(side.engine._exchange, "ask", lambda *_: pytest.fail("the kernel was asked"))
+    assert side.commit(added(NftElement(T, "hosts", "10.0.0.4")), None) is None
+    monkeypatch.undo()
+    recreated = NftSet(T, "hosts", "ipv4_addr", interval=True)
+    assert side.commit([Change(BASE[f"set {T} hosts"], recreated)], None) is None
+    assert side.commit(added(NftElement(T, "hosts", "10.8.0.0/16")), None) is None
+    assert f"element {T} hosts 10.8.0.0/16" in held(side)
+
+
+def test_what_a_set_was_like_is_not_believed_after_a_stranger(side: Side, stranger: Callable[[str], str]) -> None:
+    """Who made it anew with values of another type, which was read."""
+    side.commit(changes({}, BASE), None)
+    for number in range(2, 5):
+        assert side.commit(added(NftElement(T, "hosts", f"10.0.0.{number}")), None) is None
+    stranger(f"delete set inet {T} hosts\nadd set inet {T} hosts {{ type mark; }}")
+    held(side)
+    assert side.commit(added(NftElement(T, "hosts", "0x7")), None) is None
+    assert {key for key in held(side) if key.startswith(f"element {T} hosts")} == {f"element {T} hosts 0x7"}
+
+
 def test_our_own_transactions_are_no_strangers(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small and large ones, refused ones, ones that change nothing and ones by libnftables: each is sent once."""
     side.commit(changes({}, BASE), None)
