@@ -37,7 +37,8 @@ RotationStage = Literal["queued", "beside", "moved", "rekeyed", "back", "leaving
 class Rotation(Struct, frozen=True):
     """A host's change of keys, from `old` to `new`. `retired` are keys that it had: never to be taken again, and the last ones only.
 
-    It waits for `waiting` hosts, or for one reason; `reasons` are the first of them, in words.
+    It waits for `waiting` hosts, or for one reason; `reasons` are the first of them, in words. Of a gateway, `peering` is the reference of
+    that whose tunnels have the key, and `tunnel` the number of the one that is in turn.
     """
 
     old: Key
@@ -46,3 +47,5 @@ class Rotation(Struct, frozen=True):
     waiting: int = 0
     reasons: tuple[str, ...] = ()
     retired: tuple[Key, ...] = ()
+    peering: str = ""
+    tunnel: int = 0

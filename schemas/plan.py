@@ -12,6 +12,9 @@ from schemas.host_objects import PlanObject
 from schemas.topology import DriftPolicy
 from schemas.values import Name
 
+MESH_LINK_BESIDE, TUNNEL_LINK_BESIDE = "me.1", "mt.beside"
+"""The WireGuard devices that are there only while a key is changed: on the nodes of a cluster, and on the gateways of a peering."""
+
 
 class Entry(Struct, frozen=True):
     """An object of a plan, and the topology objects that it comes from (``Kind/cluster/name``, sorted)."""
@@ -89,6 +92,11 @@ def unit_digest(entries: Iterable[Entry]) -> str:
 def mesh_unit(cluster: str) -> str:
     """The name of the unit that is a node's part of its cluster's mesh."""
     return f"mesh/{cluster}"
+
+
+def is_beside(link: str) -> bool:
+    """Whether a WireGuard device is there only while a key is changed, beside those that are always there."""
+    return link in (MESH_LINK_BESIDE, TUNNEL_LINK_BESIDE)
 
 
 def unit_tag(unit: str) -> str:

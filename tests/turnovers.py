@@ -66,8 +66,12 @@ class Turnovers(Generic[Host]):
 
     def remove(self, host: HostId) -> None:
         """Take a node out of the topology."""
+        self.forget(self.core.state.nodes[host.cluster][host.name])
+
+    def forget(self, item: Topology) -> None:
+        """Take any object out of the topology."""
         self._sequence += 1
-        self.core.hear([Said(("node", *host), b"", self._sequence)])
+        self.core.hear([Said((item.kind.lower(), item.home, item.name), b"", self._sequence)])
 
     def say_keys(self, host: HostId) -> None:
         """A host publishes its keys."""

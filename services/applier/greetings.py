@@ -1,4 +1,4 @@
-"""Who shakes hands on which device, of a host that has more than one of its mesh. Pure: the time is an argument.
+"""Who shakes hands on which device, of a host that has one more than always: keys are changed. Pure: the time is an argument.
 
 A session of WireGuard ends after three minutes at the latest, and with keepalives the next one begins within seconds: a peer without a
 handshake for longer than that does not answer.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
+from schemas.plan import is_beside
 from schemas.status import Greeted, Greetings
 from schemas.values import Key
 from services.kernel.peers import FRESH_HANDSHAKE_S
@@ -23,7 +24,7 @@ _FIRST = 4
 
 
 def greetings(planned: Iterable[PlanObject], seen: Mapping[str, Sequence[PeerSeen]], now_s: float, since_s: float) -> Greetings:
-    """The handshakes of peers that are planned on all devices of the plan; nothing where there is one device.
+    """The handshakes of peers that are planned on all devices of the plan; nothing where none is beside the others.
 
     `seen` are the peers of each device now, and `since_s` is when the last of the devices came.
     """
@@ -34,7 +35,7 @@ def greetings(planned: Iterable[PlanObject], seen: Mapping[str, Sequence[PeerSee
             links[item.name] = item
         elif isinstance(item, WireguardPeer):
             peers.setdefault(item.link, set()).add(item.public_key)
-    if len(links) < 2:  # noqa: PLR2004 - more than one
+    if not any(map(is_beside, links)):
         return Greetings()
     common = set.intersection(*(peers.get(name, set()) for name in links))
     times = {name: {peer.public_key: peer.handshake_s for peer in seen.get(name, ())} for name in links}

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import structlog
 
 from schemas.host_objects import WireguardLink, WireguardPeer
-from schemas.plan import HostPlan, mesh_unit
+from schemas.plan import HostPlan, is_beside
 from schemas.status import Greetings, Peers
 from schemas.values import Endpoint
 from services.applier.greetings import greetings
@@ -26,7 +26,7 @@ from services.runtime.retries import backoff_s
 
 PERIOD_S = 10.0
 TURNING_PERIOD_S = 1.0
-"""While there are two devices: somebody waits for handshakes."""
+"""While there is a device beside the others: somebody waits for handshakes."""
 _LOOKUPS = 8
 """How many names are looked up at once."""
 _NAMES_TOLD = 8
@@ -82,7 +82,7 @@ class PeerWatch:
             self._named = {key: endpoint for key, endpoint in self._planned.items() if endpoint.name}
             self._names.watch(self._named.values())
             self._stale &= frozenset(self._named.values())
-            if self._named or len(self._links) > 1:
+            if self._named or self._is_turning:
                 self._wake.set()
         return self._names.addresses()
 
@@ -106,13 +106,17 @@ class PeerWatch:
                         self._asked.add(name)
                         group.create_task(self._look_up(name), name=f"lookup {name}")
                 due_s = self._names.next_s() if not self._asked else None
-                period_s = PERIOD_S if len(self._links) < 2 else TURNING_PERIOD_S  # noqa: PLR2004 - more than one
+                period_s = TURNING_PERIOD_S if self._is_turning else PERIOD_S
                 wait_s = period_s if due_s is None else min(period_s, max(0.0, due_s - loop.time()))
                 try:
                     async with asyncio.timeout(wait_s):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
+
+    @property
+    def _is_turning(self) -> bool:
+        return any(map(is_beside, self._links))
 
     async def look(self) -> None:
         """Read the peers, and tell; what cannot be read stays as it was."""
@@ -135,10 +139,7 @@ class PeerWatch:
         self._stale = frozenset(endpoint for key, endpoint in self._named.items() if key not in fresh)
         self._counts = len(every), len(fresh), stale, roamed
         if self._plan is self._made and self._plan is not None:
-            # A gateway's tunnels are no devices of one mesh, however many there are.
-            mesh = self._plan.units.get(mesh_unit(self._plan.cluster), {})
-            devices = [item for key, item in self._plan.objects().items() if key in mesh]
-            self._greetings = greetings(devices, seen, now_s, self._made_s)
+            self._greetings = greetings(self._plan.objects().values(), seen, now_s, self._made_s)
         for state, count in (("fresh", len(fresh)), ("stale", stale), ("never", len(every) - len(fresh) - stale)):
             self._metrics.peers.labels(state).set(count)
 

@@ -1,4 +1,4 @@
-"""``meshmark rotate``: let a node change its WireGuard key while packets flow."""
+"""``meshmark rotate``: let a node or gateway change its WireGuard key while packets flow."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from schemas.values import Key
 from services.cli.hosts import parse_host
 from services.cli.output import console, note
 from services.cli.session import Nats
+from services.planner import names
 from services.planner.rotation import ROTATION, is_under_way
 from services.planner.state import HostId
 from services.runtime.broker import Broker
@@ -32,8 +33,16 @@ _WORDS: dict[RotationStage, str] = {
     "leaving": "the second device and the old key go",
     "done": "done",
 }
+_TUNNEL_WORDS: dict[RotationStage, str] = {
+    **_WORDS,
+    "beside": "a device with the new key comes beside the tunnels, at both ends",
+    "moved": "packets of {tunnel} go by the device beside",
+    "rekeyed": "{tunnel} gets the new key",
+    "back": "packets go by all tunnels again",
+    "leaving": "the device beside and the old key go",
+}
 
-NodeName = Annotated[str, Parameter(help="CLUSTER/NAME of a node: rome/worker-1")]
+HostName = Annotated[str, Parameter(help="CLUSTER/NAME of a node or gateway: rome/worker-1")]
 Abort = Annotated[bool, Parameter(name=["--abort"], negative=(), help="Take the new key back, while no packet has it yet")]
 Wait = Annotated[bool, Parameter(name=["--wait"], help="Stay until it is done, and say what it waits for")]
 
@@ -43,16 +52,18 @@ def register(app: App) -> None:
     app.command(rotate)
 
 
-async def rotate(host: NodeName, *, abort: Abort = False, wait: Wait = True, nats: Nats | None = None) -> int:
-    """Let a node change its WireGuard key, without a lost packet.
+async def rotate(host: HostName, *, abort: Abort = False, wait: Wait = True, nats: Nats | None = None) -> int:
+    """Let a node or gateway change its WireGuard key, without a lost packet.
 
-    The node makes the new key and keeps it; a second device beside the first carries the packets while the first one gets it. One node of a
-    cluster at a time, by name. It goes on by itself when this command is left; asked again, it is the same change. A node that is there
-    but does not follow, or cannot be met at the second port (the cluster's `wireguard.port` + 1), holds it up, and is named.
+    The host makes the new key and keeps it; a second device carries the packets while the first one gets it, on a gateway those of one
+    tunnel after the other. One node of a cluster at a time, by name, and one end of a peering. It goes on by itself when this command is
+    left; asked again, it is the same change. A host that is there but does not follow, or cannot be met at the second device's port (the
+    cluster's `wireguard.port` + 1, the peering's `port` + `tunnels`), holds it up, and is named; a far gateway that is away is waited for.
 
     ```sh
     meshmark rotate rome/worker-1
     meshmark rotate rome/worker-1 --abort
+    meshmark rotate rome/gateway
     ```
     """
     name = parse_host(host)
@@ -72,8 +83,9 @@ async def rotate(host: NodeName, *, abort: Abort = False, wait: Wait = True, nat
 
 def _show(host: HostId, before: Rotation | None, rotation: Rotation) -> None:
     """Print what is news."""
-    if before is None or before.stage != rotation.stage:
-        console.print(f"{escape(str(host))}: {_WORDS[rotation.stage]}")
+    if before is None or (before.stage, before.tunnel) != (rotation.stage, rotation.tunnel):
+        words = _TUNNEL_WORDS if rotation.peering else _WORDS
+        console.print(f"{escape(str(host))}: {words[rotation.stage].format(tunnel=names.tunnel_link(rotation.tunnel))}")
     if before is None or before.reasons != rotation.reasons:
         for reason in rotation.reasons:
             note(f"waits: {reason}")
@@ -85,7 +97,7 @@ async def _ask(broker: Broker, host: HostId, *, abort: bool) -> Rotating:
     try:
         reply = await broker.request(subjects.command(host.cluster, host.name, "rotate"), codec.encode(Rotate(abort)))
     except Waiting as error:
-        msg = f"the applier of {host} does not answer; is that the node's name, and does it run?"
+        msg = f"the applier of {host} does not answer; is that the host's name, and does it run?"
         raise Waiting(msg, "an applier") from error
     return codec.decode(reply, Rotating)
 

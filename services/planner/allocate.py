@@ -82,7 +82,7 @@ class Allocations:
         """By cluster and name of the mapping."""
         self.rotations: dict[HostId, Rotation] = {}
         self.turning: dict[str, HostId] = {}
-        """By cluster, the node whose change of keys is under way."""
+        """By cluster the node, and by reference of a peering the gateway, whose change of keys is under way."""
         self.slots: dict[HostId, Slot] = {}
         self.ways: dict[tuple[str, str], Way] = {}
         """By cluster and name of the policy."""
@@ -134,17 +134,18 @@ class Allocations:
             self._changed.add((TUNNELS, *peering))
 
     def put_rotation(self, host: HostId, value: Rotation) -> None:
-        """Take over how far a node's change of keys was."""
+        """Take over how far a host's change of keys was."""
         self.rotations[host] = value
         if is_under_way(value):
-            self.turning[host.cluster] = host
+            self.turning[value.peering or host.cluster] = host
 
     def set_rotation(self, host: HostId, value: Rotation | None) -> None:
-        """Note how far a node's change of keys is; None for a node that never made one."""
-        if self.rotations.get(host) == value:
+        """Note how far a host's change of keys is; None for a host that never made one."""
+        before = self.rotations.get(host)
+        if before == value:
             return
-        if self.turning.get(host.cluster) == host:
-            del self.turning[host.cluster]
+        if before is not None and self.turning.get(ring := before.peering or host.cluster) == host:
+            del self.turning[ring]
         if value is not None:
             self.put_rotation(host, value)
         else:

@@ -96,7 +96,7 @@ class Core:
         self.published: dict[HostId, HostPlan] = {}
         self.reports: dict[HostId, ApplyReport] = {}
         self._compiler = Compiler(self.state, self.allocations)
-        self._rotations = Rotations(self.state, self.allocations, self.reports, self._holds_mesh)
+        self._rotations = Rotations(self.state, self.allocations, self.reports, self._holds)
         self._claims: dict[HostId, Claim] = {}
         self._pending: dict[str, Pending] = {}
         self._blocked: dict[frozenset[str], _Moment] = {}
@@ -357,12 +357,15 @@ class Core:
         for item in list(self.state.peerings.values()):
             attachments = (Attachment(item, 0), Attachment(item, 1))
             key = peering_id(attachments[0])
+            before = self.allocations.rollout(key)
             first, second = map(self._in_sync, attachments)
             greeted = all(attachment.host in self.state.keys for attachment in attachments)
-            moved = advance(self.allocations.rollout(key), item.tunnels, first_holds=first, both_hold=first and second and greeted)
+            moved = advance(before, item.tunnels, first_holds=first, both_hold=first and second and greeted)
+            if item.ref in self.allocations.turning and 0 < before.present == before.joined:
+                moved = before  # while keys are changed, tunnels neither come nor go
             if self._is_rolled_out(attachments):
                 moved = Rollout.complete(item.tunnels)
-            if moved != self.allocations.rollout(key):
+            if moved != before:
                 self.allocations.set_rollout(key, moved)
                 self._dirty |= self._compiler.refresh([item])
 

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import re
 
+from schemas.plan import MESH_LINK_BESIDE, TUNNEL_LINK_BESIDE
 from schemas.values import Family
 
 LINK_NAME_BYTES = 15
@@ -20,8 +21,10 @@ ENCRYPTION_LINK_PREFIX = "me."
 OWN_LINK_PREFIXES = (OVERLAY_LINK_PREFIX, TUNNEL_LINK_PREFIX, MESH_LINK_PREFIX, ENCRYPTION_LINK_PREFIX)
 ENCRYPTION_LINK = f"{ENCRYPTION_LINK_PREFIX}0"
 """A node's WireGuard device."""
-ENCRYPTION_LINK_BESIDE = f"{ENCRYPTION_LINK_PREFIX}1"
+ENCRYPTION_LINK_BESIDE = MESH_LINK_BESIDE
 """The one beside it while a node of the cluster changes its key."""
+TUNNEL_BESIDE = TUNNEL_LINK_BESIDE
+"""A gateway's WireGuard device beside those of its tunnels, while one end of its peering changes its key."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HASH_CHARACTERS = 10
 _FIREWALL = "fw"

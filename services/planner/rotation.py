@@ -90,38 +90,45 @@ def turn(node: str, rotation: Rotation) -> Turn:
 
 def greeted_on(rotation: Rotation) -> str:
     """The device on which all have to shake hands with the new key before this stage ends; empty for none."""
+    if rotation.peering:
+        return {"beside": names.TUNNEL_BESIDE, "rekeyed": names.tunnel_link(rotation.tunnel)}.get(rotation.stage, "")
     return {"beside": names.ENCRYPTION_LINK_BESIDE, "rekeyed": names.ENCRYPTION_LINK}.get(rotation.stage, "")
 
 
-def advance(rotation: Rotation, unmet: Iterator[str]) -> Rotation:
-    """The next step of a rotation that is under way; it stays where it is while anything is `unmet`, which are reasons."""
+def advance(rotation: Rotation, unmet: Iterator[str], tunnels: int = 1) -> Rotation:
+    """The next step of a rotation that is under way; it stays where it is while anything is `unmet`, which are reasons.
+
+    Of a gateway with more `tunnels` than one, they take turns in being moved and given the new key.
+    """
     reasons = list(unmet)
     if reasons:
         return replace(rotation, waiting=len(reasons), reasons=tuple(reasons[:_REASONS]))
+    if rotation.stage == "rekeyed" and rotation.tunnel + 1 < tunnels:
+        return replace(rotation, stage="moved", tunnel=rotation.tunnel + 1, waiting=0, reasons=())
     moved = replace(rotation, stage=_FOLLOWING[rotation.stage], waiting=0, reasons=())
     return replace(moved, retired=retired(rotation)) if moved.stage == "done" else moved
 
 
-def begun(key: PublicKey, before: Rotation | None, report: ApplyReport | None) -> Rotation | None:
-    """The rotation that a node asks for by its public key; `before` is what is known of its last one.
+def begun(key: PublicKey, before: Rotation | None, report: ApplyReport | None, peering: str = "") -> Rotation | None:
+    """The rotation that a host asks for by its public key; `before` is what is known of its last one, `peering` that of a gateway.
 
     None where it asks for none, or has lost the key that is to come.
     """
     if key.next is None or key.next == key.key or _has_lost(key.next, report):
         return None
     kept = before.retired if before is not None else ()
-    return Rotation(key.key, key.next, "beside", retired=kept)
+    return Rotation(key.key, key.next, "beside", retired=kept, peering=peering)
 
 
-def queued(rotation: Rotation, first: str) -> Rotation:
-    """A rotation that waits for the node `first`."""
-    return replace(rotation, stage="queued", waiting=1, reasons=(f"{first} changes its key first",))
+def queued(rotation: Rotation, reason: str) -> Rotation:
+    """A rotation that waits to begin."""
+    return replace(rotation, stage="queued", waiting=1, reasons=(reason,))
 
 
 def is_void(rotation: Rotation, key: PublicKey | None, report: ApplyReport | None) -> bool:
-    """Whether a rotation under way of a node that encrypts is not to go on: the plans are then those of its public key.
+    """Whether a rotation under way of a host that has devices is not to go on: the plans are then those of its public key.
 
-    A node takes its word back only while nothing has moved; later, an event without the next key is an old copy, and is no reason. One that
+    A host takes its word back only while nothing has moved; later, an event without the next key is an old copy, and is no reason. One that
     has lost the new key, or has come by a third one, cannot go on.
     """
     if key is None or key.key not in (rotation.old, rotation.new):
@@ -176,18 +183,23 @@ class Asked(NamedTuple):
     reports: Mapping[HostId, ApplyReport]
     holds: Callable[[HostId], bool]
 
+    @property
+    def ref(self) -> str:
+        """The host's reference."""
+        known = self.state.host(self.host)
+        assert known is not None, "the rotation of a host that is gone is void"
+        return known.ref
+
 
 def unmet(asked: Asked) -> Iterator[str]:
-    """What keeps a rotation from its next step, each in words that name a host."""
+    """What keeps a node's rotation from its next step, each in words that name a host."""
     host, rotation = asked.host, asked.rotation
     report = asked.reports.get(host)
     if rotation.stage == "leaving":
-        key = asked.state.keys[host]
-        if key.key != rotation.new or key.next is not None:
-            yield f"{_ref(host)} has not said yet that its old key is gone"
+        yield from old_key_kept(asked)
         return
     if report is None or not asked.holds(host):
-        yield f"{_ref(host)} {_behind(host, report)}"
+        yield f"{asked.ref} {behind(report, mesh_unit(host.cluster))}"
         return
     yield from _not_greeted(asked, report.greetings)
     away = set(report.greetings.away)
@@ -195,7 +207,13 @@ def unmet(asked: Asked) -> Iterator[str]:
         other = HostId(host.cluster, node.name)
         is_there = mesh.encrypts(asked.state, node) and asked.state.keys[other].key not in away
         if other != host and is_there and not asked.holds(other):
-            yield f"{_ref(other)} {_behind(other, asked.reports.get(other))}"
+            yield f"{node.ref} {behind(asked.reports.get(other), mesh_unit(host.cluster))}"
+
+
+def old_key_kept(asked: Asked) -> Iterator[str]:
+    """Why the last stage does not end: the old key is there. A host that has let go of it may have made another one that is to follow."""
+    if asked.state.keys[asked.host].key != asked.rotation.new:
+        yield f"{asked.ref} has not said yet that its old key is gone"
 
 
 def _not_greeted(asked: Asked, greetings: Greetings) -> Iterator[str]:
@@ -205,12 +223,12 @@ def _not_greeted(asked: Asked, greetings: Greetings) -> Iterator[str]:
     found = greetings.on(link, asked.rotation.new)
     if found is None:
         if any(mesh.encrypts(asked.state, node) for node in _others(asked)):
-            yield f"{_ref(asked.host)} has not looked at handshakes on {link} yet"
+            yield f"{asked.ref} has not looked at handshakes on {link} yet"
         return
     known = {asked.state.keys[host].key: node for node in _others(asked) if (host := HostId(node.cluster, node.name)) in asked.state.keys}
     named = [known[key] for key in found.first if key in known]
     yield from (_no_handshake(asked, node, link) for node in named)
-    yield from (f"{_ref(asked.host)}: another peer has not shaken hands on {link}" for _ in range(_unnamed(found, named)))
+    yield from (f"{asked.ref}: another peer has not shaken hands on {link}" for _ in range(_unnamed(found, named)))
 
 
 def _unnamed(found: Greeted, named: list[Node]) -> int:
@@ -220,20 +238,21 @@ def _unnamed(found: Greeted, named: list[Node]) -> int:
 def _no_handshake(asked: Asked, node: Node, link: str) -> str:
     cluster = asked.state.clusters[asked.host.cluster]
     port = mesh.ports(cluster)[link == names.ENCRYPTION_LINK_BESIDE]
-    return f"{node.ref} and {_ref(asked.host)} have not shaken hands on {link}: is UDP port {port} let through between them?"
+    return not_met(node.ref, asked.ref, link, port)
+
+
+def not_met(one: str, other: str, link: str, port: int) -> str:
+    """That two hosts have not shaken hands on a device."""
+    return f"{one} and {other} have not shaken hands on {link}: is UDP port {port} let through between them?"
 
 
 def _others(asked: Asked) -> Iterator[Node]:
     return (node for node in asked.state.nodes[asked.host.cluster].values() if node.name != asked.host.name)
 
 
-def _behind(host: HostId, report: ApplyReport | None) -> str:
+def behind(report: ApplyReport | None, name: str) -> str:
+    """Why a host does not hold the planned unit of this name, as far as its last report tells."""
     if report is None:
         return "has not reported yet"
-    name = mesh_unit(host.cluster)
     error = next((unit.error for unit in report.units if unit.unit == name and unit.error), "")
     return f"does not hold what is planned: {error}" if error else "has not followed yet, but its peers see it: does its applier run?"
-
-
-def _ref(host: HostId) -> str:
-    return f"Node/{host.cluster}/{host.name}"

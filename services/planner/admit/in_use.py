@@ -16,7 +16,7 @@ from schemas.in_use import Number
 from schemas.objects import PassThrough
 from schemas.routing import RouteConfiguration
 from schemas.routing_check import families
-from schemas.topology import Cluster, EgressPolicy, Gateway, Node, Peering, Topology
+from schemas.topology import TUNNELS_MAX, Cluster, EgressPolicy, Gateway, Node, Peering, Topology
 from services.planner import layout
 from services.planner.admit.problem import Problem
 from services.planner.compile.firewall import mark_bits
@@ -144,5 +144,6 @@ def _peering(attachment: Attachment, at: str, state: State) -> Iterator[_Taking]
             numbers += [Number("table", table) for table in layout.GATEWAY_TABLES]
             numbers += [Number("priority", priority) for priority in layout.GATEWAY_RULES]
             yield from (_Taking(host, number, f"{at}.gateway", _OWN) for number in numbers)
-            ports = [Number("port", item.port + index) for index in range(item.tunnels)]
+            # One more than there are tunnels: it is taken, too, while keys change.
+            ports = [Number("port", item.port + index) for index in range(min(item.tunnels + 1, TUNNELS_MAX))]
             yield from (_Taking(host, number, "$.port", _PORTS) for number in ports)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from schemas.host_objects import NextHop
 from schemas.values import Family, Prefix
-from services.planner import names
-from services.planner.allocate import Allocations, peering_id
+from services.planner.allocate import Allocations
+from services.planner.compile.tunnels import tunnel_links
 from services.planner.state import HostId, State
 
 
@@ -27,9 +27,8 @@ NO_FACTS = Facts()
 
 
 def tunnels(host: HostId, state: State, allocations: Allocations) -> Facts:
-    """The tunnel links that a host has, while they are rolled out too; only the gateway of a peering has some."""
+    """The tunnel links that a host has now, as tunnels are rolled out and keys changed; only the gateway of a peering has some."""
     attachment = state.attachments[host.cluster].get(host.name)
     if attachment is None:
         return NO_FACTS
-    devices = allocations.rollout(peering_id(attachment)).devices(attachment.place)
-    return Facts(tuple(names.tunnel_link(index) for index in range(devices)), (attachment.peering.ref,))
+    return Facts(tunnel_links(allocations, attachment), (attachment.peering.ref,))

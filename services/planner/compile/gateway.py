@@ -34,18 +34,16 @@ from schemas.host_objects import (
     Route,
     Sysctl,
     VxlanLink,
-    WireguardLink,
-    WireguardPeer,
 )
 from schemas.nft import ClampMss, Match, Nat, Notrack, SetMark, VerdictMap
 from schemas.topology import TUNNELS_MAX, Cluster, Gateway, Node, Pod
-from schemas.values import IPV4, IPV6, Address, Endpoint, Family, Mac, Prefix
+from schemas.values import IPV4, IPV6, Family, Mac, Prefix
 from services.planner import layout, names
 from services.planner.allocate import Allocations, peering_id
-from services.planner.compile import control, drops, uplinks
+from services.planner.compile import control, drops, tunnels, uplinks
 from services.planner.compile.words import EVERYWHERE, FORWARDING, WORDS, of_family
 from services.planner.external import node_source, shared_source
-from services.planner.families import carried, overlay_address, overlay_mtu, tunnel_endpoint, tunnel_mtu, underlay_ends
+from services.planner.families import carried, overlay_address, overlay_mtu, underlay_ends
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 
 _OVERLAY, _TUNNEL = f"{names.OVERLAY_LINK_PREFIX}*", f"{names.TUNNEL_LINK_PREFIX}*"
@@ -88,7 +86,7 @@ def base(state: State, allocations: Allocations, attachment: Attachment) -> Iter
     yield from control.objects(table, cluster)
     yield from _sets(state, attachment, table, families)
     yield from _chains(state, attachment, table, families)
-    yield from _tunnels(state, allocations, attachment)
+    yield from tunnels.objects(state, allocations, attachment)
 
 
 def translations(objects: Iterable[PlanObject]) -> dict[Prefix, Prefix]:
@@ -300,59 +298,3 @@ def notrack(table: str, ports: tuple[str, ...]) -> Iterator[PlanObject]:
     )
     yield NftChain(table, "notrack_in", (arriving,), "filter", "prerouting", layout.PRIORITY_RAW)
     yield NftChain(table, "notrack_out", (leaving,), "filter", "output", layout.PRIORITY_RAW)
-
-
-def _tunnels(state: State, allocations: Allocations, attachment: Attachment) -> Iterator[PlanObject]:
-    peering, rollout = attachment.peering, allocations.rollout(peering_id(attachment))
-    own, far = state.keys.get(attachment.host), state.keys.get(attachment.far_host)
-    families, mtu = carried(state, peering), tunnel_mtu(state, peering)
-    allowed = tuple(EVERYWHERE[family] for family in families)
-    for index in range(rollout.devices(attachment.place)):
-        link = names.tunnel_link(index)
-        yield WireguardLink(link, peering.port + index, mtu, own.key if own else None)
-        for family in families:
-            yield LinkAddress(link, _tunnel_address(family, index, attachment.place), layout.TUNNEL_LENGTH[family])
-        if far is not None:
-            yield WireguardPeer(link, far.key, _endpoint(state, attachment, index), allowed, peering.keepalive_seconds)
-    for family in families:
-        # By these the far end finds its way back to the tunnel that a probe came through, whatever hops the routes below have left.
-        yield from (_tunnel_route(family, index) for index in range(_used(allocations, attachment)))
-        if hops := tunnel_hops(state, allocations, attachment, family):
-            for _, real in seen_prefixes(state, attachment):
-                if real.family == family:
-                    yield Route(layout.OUTGOING_TABLE, real, hops=hops)
-
-
-def tunnel_hops(state: State, allocations: Allocations, attachment: Attachment, family: Family) -> tuple[NextHop, ...]:
-    """The tunnels that carry traffic, as next hops of a family; none of a family that the peering does not carry."""
-    if family not in carried(state, attachment.peering):
-        return ()
-    return tuple(_tunnel_hop(attachment, family, index) for index in range(_used(allocations, attachment)))
-
-
-def _used(allocations: Allocations, attachment: Attachment) -> int:
-    """How many tunnels carry traffic."""
-    return min(allocations.rollout(peering_id(attachment)).used, attachment.peering.tunnels)
-
-
-def _tunnel_hop(attachment: Attachment, family: Family, index: int) -> NextHop:
-    """A tunnel as one of several next hops; of IPv6 the kernel wants the far end's address too."""
-    weights = attachment.peering.weights
-    via = _tunnel_address(family, index, 1 - attachment.place) if family == IPV6 else None
-    return NextHop(names.tunnel_link(index), via, onlink=via is not None, weight=weights[index] if weights else 1)
-
-
-def _tunnel_route(family: Family, index: int) -> Route:
-    """The way to a tunnel's own addresses."""
-    first = layout.TUNNEL_NETWORK[family].address(4 * index)
-    return Route(layout.OUTGOING_TABLE, Prefix(f"{first}/{layout.TUNNEL_LENGTH[family]}"), hops=(NextHop(names.tunnel_link(index)),))
-
-
-def _tunnel_address(family: Family, index: int, place: int) -> Address:
-    return layout.TUNNEL_NETWORK[family].address(4 * index + 1 + place)
-
-
-def _endpoint(state: State, attachment: Attachment, index: int) -> Endpoint:
-    first = tunnel_endpoint(state, attachment)
-    assert first is not None, "admission refuses gateways without a family in common"
-    return first.moved(index)

@@ -87,13 +87,24 @@ class Compiler:
         return whole | single.keys() | passed
 
     def turn(self, host: HostId) -> set[HostId]:
-        """Build again what a node's change of keys touches: the node, and what others of its cluster hold for it."""
+        """Build again what a host's change of keys touches: a node, and what others of its cluster hold for it; or both gateways."""
+        attachment = self._state.attachments[host.cluster].get(host.name)
+        if attachment is not None:
+            return {self._turn_tunnels(end) for end in (attachment.host, attachment.far_host)}
         sources = self._meshes.turned(host)
         others = {HostId(host.cluster, name) for name in self._state.nodes[host.cluster]} - {host}
         for other in others:
             self._update(other, {PartId(mesh_unit(host.cluster), source) for source in sources})
         self.rebuild(host)
         return {host, *others}
+
+    def _turn_tunnels(self, host: HostId) -> HostId:
+        """Build again what a gateway holds for its tunnels, and what is published for all of them."""
+        attachment = self._state.attachments[host.cluster][host.name]
+        self._update(host, [PartId(unit_name(attachment), "")])
+        for item in self._state.passing[host.cluster].values():
+            self._pass(host, item)
+        return host
 
     def rebuild(self, host: HostId) -> None:
         """Build all parts of a host anew."""

@@ -18,7 +18,7 @@ from schemas.values import FAMILIES
 from services.planner import layout
 from services.planner.allocate import Allocations
 from services.planner.compile.facts import NO_FACTS, Facts, tunnels
-from services.planner.compile.gateway import tunnel_hops
+from services.planner.compile.tunnels import tunnel_hops
 from services.planner.state import HostId, State
 
 

@@ -29,9 +29,19 @@ def seen(**ages_s: dict[Key, float]) -> dict[str, list[PeerSeen]]:
     return {f"me.{link[-1]}": [PeerSeen(key, None, NOW_S - age_s) for key, age_s in peers.items()] for link, peers in ages_s.items()}
 
 
-def test_one_device_says_nothing() -> None:
-    """There is nothing to compare."""
+def test_without_a_device_beside_nothing_is_said() -> None:
+    """There is nothing to compare: one device, or those of several tunnels."""
     assert greetings([WireguardLink("me.0", 51871, 1420, OLD)], {}, NOW_S, 0.0) == Greetings()
+    tunnels: list[PlanObject] = [WireguardLink(f"mt.{index}", 51840 + index, 1420, OLD) for index in range(3)]
+    assert greetings([*tunnels, *(WireguardPeer(f"mt.{index}", ONE, None, ()) for index in range(3))], {}, NOW_S, 0.0) == Greetings()
+
+
+def test_a_gateway_says_it_of_each_tunnel() -> None:
+    """Of the one end that changes its key, which has the same peer on all."""
+    links: list[PlanObject] = [WireguardLink("mt.0", 51840, 1420, OLD), WireguardLink("mt.beside", 51841, 1420, NEW)]
+    ages = {"mt.0": [PeerSeen(ONE, None, NOW_S - 3)], "mt.beside": [PeerSeen(ONE, None, 0.0)]}
+    found = greetings([*links, *(WireguardPeer(link, ONE, None, ()) for link in ages)], ages, NOW_S, 0.0)
+    assert found == Greetings((Greeted("mt.0", OLD), Greeted("mt.beside", NEW, 1, (ONE,))))
 
 
 def test_each_device_says_who_lacks() -> None:

@@ -73,6 +73,27 @@ async def test_from_the_request_to_the_end(monkeypatch: pytest.MonkeyPatch) -> N
     assert kernel.keys().all == (answer.next,)
 
 
+async def test_a_gateway_lets_go_of_its_key_when_no_device_is_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when all tunnels have the new one: the far end may not have heard of that yet."""
+    kernel = FakeKernel(FakeHost())
+    old = kernel.public_key()
+    first = plan(WireguardLink("mt.0", 51840, 1420, old), WireguardLink("mt.1", 51841, 1420, old))
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(first, 1)
+        broker.announce(EMPTY, first, 1)
+        assert await said(broker) == (old, None)
+        new = (await asked(broker)).next
+        assert await said(broker) == (old, new)
+        turned = [WireguardLink("mt.0", 51840, 1420, new), WireguardLink("mt.1", 51841, 1420, new)]
+        last, wanted = first, [plan(*turned, WireguardLink("mt.beside", 51842, 1420, new)), plan(*turned)]
+        for generation, item, left in ((2, wanted[0], (old, new)), (3, wanted[1], (new,))):
+            broker.write(item, generation)
+            broker.announce(last, item, generation)
+            assert (await report(broker, generation)).keys == left
+            last = item
+        assert await said(broker) == (new, None)
+
+
 async def test_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key goes with the last device that may have it."""
     kernel = FakeKernel(FakeHost())

@@ -57,6 +57,25 @@ async def test_it_says_how_far_it_is_and_for_whom_it_waits(broker: StubBroker, s
     assert shown.err.splitlines() == ["waits: Node/rome/worker-2 has not followed yet", "and 2 more"]
 
 
+async def test_a_gateways_tunnels_are_told_one_by_one(broker: StubBroker, story: list[Rotation], capsys: pytest.CaptureFixture[str]):
+    """Each by its link."""
+    broker.answers[COMMAND] = codec.encode(Rotating(OLD, NEW))
+    steps = [("beside", 0), ("moved", 0), ("rekeyed", 0), ("moved", 1), ("rekeyed", 1), ("back", 1), ("leaving", 1), ("done", 1)]
+    story += [Rotation(OLD, NEW, stage, peering="Peering/rome/rome-milan", tunnel=tunnel) for stage, tunnel in steps]
+    assert await rotate("rome/worker-1", nats=broker) == 0
+    assert [line.removeprefix("rome/worker-1: ") for line in capsys.readouterr().out.splitlines()] == [
+        "a device with the new key comes beside the tunnels, at both ends",
+        "packets of mt.0 go by the device beside",
+        "mt.0 gets the new key",
+        "packets of mt.1 go by the device beside",
+        "mt.1 gets the new key",
+        "packets go by all tunnels again",
+        "the device beside and the old key go",
+        "done",
+        f"its public key is {NEW}",
+    ]
+
+
 async def test_it_can_be_left(broker: StubBroker, capsys: pytest.CaptureFixture[str]):
     """It goes on by itself."""
     broker.answers[COMMAND] = codec.encode(Rotating(OLD, NEW))

@@ -142,15 +142,15 @@ def test_who_is_in_stays_in_whatever_is_reported_later() -> None:
 
 
 def test_a_change_is_asked_for_what_it_takes_in_addition() -> None:
-    """One more tunnel's port, another table, more bits of a mark: refused, and the object before stays in force."""
+    """One more tunnel's port or that after it, another table, more bits of a mark: refused, and the object before stays in force."""
     writing = one_chain(rule(action={"action": "setMark", "value": 0x1, "mask": 0x1}), hosts={"role": "node"})
     core = reporting(items=[*two_clusters(tunnels=2), routes(table=100, routes=[BLACKHOLE]), writing])
-    core.note_in_use(report(ROME_GATEWAY, ports=(Use(51842, "x"),)))
+    core.note_in_use(report(ROME_GATEWAY, ports=(Use(51843, "x"),)))
     core.note_in_use(report(WORKER, tables=(Use(101, "x", 4),), marks=(Use(0x3, "x"),)))
     wider = one_chain(rule(action={"action": "setMark", "value": 0x3, "mask": 0x3}), hosts={"role": "node"})
     outcome = tell(core, [peering(3), routes(table=101, routes=[BLACKHOLE]), wider], first=50)
     numbers = [refusal.reason.partition(",")[0] for refusal in outcome.refused]
-    assert numbers == ["UDP port 51842", "table 101", "mark bits 0x2"]
+    assert numbers == ["UDP port 51843", "table 101", "mark bits 0x2"]
     assert core.state.objects[PEERING] == peering(2)
 
 

@@ -20,7 +20,7 @@ from services.planner.layout import ENCRYPT_TABLE
 from services.planner.state import HostId
 from services.runtime.errors import Permanent
 from tests.meshes import InMemory
-from tests.topologies import cluster, encrypting, keys, node, said, settled_plans, tell, two_clusters
+from tests.topologies import cluster, encrypting, node, said, settled_plans
 from tests.turnovers import Turnovers
 
 HOSTS = [HostId("rome", f"worker-{number}") for number in (1, 2, 3)]
@@ -305,17 +305,29 @@ def test_not_taken_back_when_packets_have_moved() -> None:
         small.hosts[TURNING].ask(lambda kernel, _: applier_keys.rotated(kernel, small.plans[TURNING], abort=True))
 
 
-def test_a_host_without_a_key_of_the_mesh_refuses() -> None:
-    """One that does not encrypt, and a gateway."""
+def test_a_host_without_a_device_refuses() -> None:
+    """One that does not encrypt."""
     small = Small()
     nothing = HostPlan(Name("rome"), Name("worker-1"), {})
     with pytest.raises(Permanent, match="it encrypts nothing"):
         small.hosts[FIRST].ask(lambda kernel, _: applier_keys.rotated(kernel, nothing, abort=False))
-    core = Core()
-    tell(core, [*two_clusters(), *keys()])
-    plans = {step.host: step.plan for step in core.steps()}
-    with pytest.raises(Permanent, match="of a peering's tunnels no key is changed yet"):
-        small.hosts[FIRST].ask(lambda kernel, _: applier_keys.rotated(kernel, plans[HostId("rome", "gateway")], abort=False))
+
+
+def test_a_change_ends_though_the_next_one_is_asked_for_at_once() -> None:
+    """A node that has let go of its old key, and has made another one before anybody heard of that, is done with the first change."""
+    small = Small()
+    small.rotate(TURNING)
+    while small.stage(TURNING) != "leaving":
+        small.step()
+    small.plan()
+    plan = small.plans[TURNING]
+    report = small.hosts[TURNING].apply(plan)
+    assert report.outcome == "applied"
+    small.hosts[TURNING].ask(lambda _, applier: applier.settle_keys(plan))
+    small.rotate(TURNING)
+    small.settle(80)
+    assert small.stages == [*STAGES, *STAGES]
+    assert small.core.state.keys[TURNING].next is None
 
 
 def test_a_key_that_was_replaced_is_refused() -> None:
