@@ -1,7 +1,7 @@
 """Every path a packet can take between two nodes, in every mode, both families and over underlays of both: by packets, on the wire.
 
 On the uplink there is nothing but WireGuard's, on the device all is in plain, and both hold for requests and for answers. Here and in an
-emulated machine whose kernel has WireGuard and Geneve: see CONTRIBUTING.md. A new path, as that of egress, is a line in `PATHS`.
+emulated machine whose kernel has WireGuard and Geneve: see CONTRIBUTING.md. A new path is a line in `PATHS`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import itertools
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import pytest
 
-from schemas.values import FAMILIES, IPV4, IPV6, Address, Family
+from schemas.topology import EgressPolicy
+from schemas.values import FAMILIES, IPV4, IPV6, Address, Family, Name
+from tests.captures import Packet
 from tests.encryption import wire
 from tests.encryption.conftest import Made
-from tests.encryption.site import MODES, MTU, Mode, Site
+from tests.encryption.site import MODES, MTU, OUTSIDE, Mode, Site
 from tests.sites import WAIT_S
 from tests.speakers import opened, received
 
@@ -53,14 +56,22 @@ def node(site: Site, _: Family) -> Address:
     return site.address("worker-2")
 
 
+def outside(site: Site, _: Family) -> Address:
+    return OUTSIDE[site.underlay]
+
+
 class Path(NamedTuple):
-    """Who speaks to whom, and what it dials. `of_nodes`: encrypted only where nodes' packets are; `of_underlay`: in its family alone."""
+    """Who speaks to whom, and what it dials. `of_nodes`: encrypted only where nodes' packets are; `of_underlay`: in its family alone.
+
+    `leaves`: by worker-2, through which a policy leads it out of the cluster.
+    """
 
     client: str
     server: str
     dial: Callable[[Site, Family], Address]
     of_nodes: bool = False
     of_underlay: bool = False
+    leaves: bool = False
 
     @property
     def families(self) -> tuple[Family | None, ...]:
@@ -76,6 +87,7 @@ PATHS = {
     "node-to-service": Path("rome.worker-1", "rome.pod.stock", service, of_underlay=True),
     "node-to-node": Path("rome.worker-1", "rome.worker-2", node, of_nodes=True, of_underlay=True),
     "pod-to-node": Path("rome.pod.shop", "rome.worker-2", node, of_nodes=True, of_underlay=True),
+    "pod-to-outside": Path("rome.pod.shop", "underlay", outside, of_underlay=True, leaves=True),
 }
 WAYS = [
     pytest.param(mode, family, path, id=f"{mode}-{path}{f'-ipv{family}' if family else ''}")
@@ -111,16 +123,18 @@ async def test_on_the_wire_there_is_wireguard_alone(
     asked, site = PATHS[path], turned(mode)
     family = family or site.underlay
     dial = asked.dial(site, family)
-    with wire.watched() as seen:
-        talk = await wire.talk(asked.client, asked.server, dial, family)
+    with led_out(site, asked), wire.watched() as seen:
+        talk = await wire.talk(asked.client, asked.server, dial, family, address=dial if asked.leaves else "")
         assert await wire.greets(asked.client, asked.server, dial, family)
+    assert not asked.leaves or talk.sender == site.address("worker-2")
     here, there = seen.devices
     assert wire.says(here, talk.request, outgoing=True)
     assert wire.says(there, talk.request, outgoing=False)
     assert wire.says(there, talk.answer, outgoing=True)
     assert wire.says(here, talk.answer, outgoing=False)
-    for uplink in seen.uplinks:
-        assert not [words for words in (talk.request, talk.answer) for out in (True, False) if wire.says(uplink, words, outgoing=out)]
+    for name, uplink in zip(wire.NODES, map(partial(on_the_way, site, asked), seen.uplinks), strict=True):
+        words = (talk.request, talk.answer)
+        assert not [(name, said) for said in words for out in (True, False) if wire.says(uplink, said, outgoing=out)]
         assert wire.encrypted(uplink, outgoing=True) > 2
         assert wire.encrypted(uplink, outgoing=False) > 2
         assert wire.in_clear(uplink, site.cluster()) == []
@@ -129,6 +143,29 @@ async def test_on_the_wire_there_is_wireguard_alone(
     assert [count for name in wire.NODES for count in wire.counted(site, name).values() if count] == []
     record_property("mode", str(mode))
     record_property("path", f"{path} {mode} {family} over {site.underlay}")
+
+
+@contextlib.contextmanager
+def led_out(site: Site, asked: Path) -> Iterator[None]:
+    """While the body runs, a policy leads out of the cluster what is to leave it."""
+    if not asked.leaves:
+        yield
+        return
+    pods = tuple(prefix for prefix in site.node("worker-1").pod_prefixes if prefix.family == site.underlay)
+    policy = EgressPolicy(name=Name("shop"), cluster=Name("rome"), pods=pods, node=Name("worker-2"))
+    site.say([policy])
+    try:
+        yield
+    finally:
+        site.forget(policy.ref)
+
+
+def on_the_way(site: Site, asked: Path, uplink: list[Packet]) -> list[Packet]:
+    """What an uplink shows, but for what has left the cluster: that is in clear, and the exit node's."""
+    if not asked.leaves:
+        return uplink
+    own, out = site.address("worker-2"), OUTSIDE[site.underlay]
+    return [packet for packet in uplink if {packet.source, packet.destination} != {own, out}]
 
 
 @EACH

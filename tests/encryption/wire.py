@@ -59,13 +59,15 @@ def watched_on(link: str) -> Iterator[tuple[list[Packet], list[Packet]]]:
         yield here, there
 
 
-async def talk(client: str, server: str, dial: Address, family: Family, *, port: int = 0, patience_s: float = WAIT_S) -> Talk:
+async def talk(
+    client: str, server: str, dial: Address, family: Family, *, port: int = 0, address: str = "", patience_s: float = WAIT_S
+) -> Talk:
     """A datagram and its answer, by words that nothing else says; asked again until it is answered.
 
-    `server` listens at `port`, at any if that is 0. TimeoutError when there is no answer in time.
+    `server` listens at `port`, at any if that is 0, and answers from this `address`. TimeoutError when there is no answer in time.
     """
     request, answer = (b"%s-%s" % (word, secrets.token_hex(12).encode()) for word in (b"request", b"answer"))
-    with opened(client, family) as here, opened(server, family, port=port) as there:
+    with opened(client, family) as here, opened(server, family, port=port, address=address) as there:
         to = (dial, port or there.getsockname()[1])
 
         async def serve() -> str:
