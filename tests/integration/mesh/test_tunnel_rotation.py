@@ -81,6 +81,7 @@ async def test_no_packet_is_lost(joined: Turnovers[LinuxHost], turning: HostId) 
     assert_none_lost(talks)
 
 
+@pytest.mark.any_kernel
 @TURNING
 async def test_appliers_restart_at_every_stage(joined: Turnovers[LinuxHost], turning: HostId) -> None:
     """What those of both ends have forgotten, they find in the kernel and in the key files."""
@@ -94,6 +95,7 @@ async def test_appliers_restart_at_every_stage(joined: Turnovers[LinuxHost], tur
     assert_none_lost(talks)
 
 
+@pytest.mark.any_kernel
 @TURNING
 async def test_the_far_end_is_away(joined: Turnovers[LinuxHost], turning: HostId, monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither follows nor answers: the change waits and says so; when it is back, the change goes on, and loses nothing."""
@@ -114,6 +116,7 @@ async def test_the_far_end_is_away(joined: Turnovers[LinuxHost], turning: HostId
     assert_none_lost(talks)
 
 
+@pytest.mark.any_kernel
 @TURNING
 async def test_a_port_that_is_not_let_through_is_named(joined: Turnovers[LinuxHost], turning: HostId) -> None:
     """That of the device beside: nothing moves, and nothing is lost; when it is let through, the change goes on."""
