@@ -123,6 +123,9 @@ class SilentKernel:
         del link
         return ()
 
+    def greet(self, link: str, keys: Collection[Key]) -> None:
+        """Nobody is there."""
+
     def counted(self, table: str) -> Sequence[RuleCount]:
         del table
         return ()

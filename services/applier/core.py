@@ -15,6 +15,7 @@ from schemas.commands import EncryptionNow
 from schemas.host_objects import Layer, PlanObject, WireguardLink
 from schemas.plan import HostPlan, Unit, digest_of, unit_tag
 from schemas.status import ApplyReport, Outcome, Timings, TunnelHealth, UnitReport
+from schemas.values import Key
 from services.applier.encryption import encryption_now
 from services.applier.health import found_withdrawn
 from services.applier.keys import settle
@@ -157,6 +158,10 @@ class Applier:
     def peers(self, links: Collection[str]) -> dict[str, Sequence[PeerSeen]]:
         """The peers of each of these links, read now."""
         return {link: self._kernel.peers(link) for link in links}
+
+    def greet(self, link: str, keys: Collection[Key]) -> None:
+        """Greet peers of a link again that have never shaken hands."""
+        self._kernel.greet(link, keys)
 
     def encryption(self, plan: HostPlan) -> EncryptionNow:
         """What the kernel says of the host's part in its cluster's encryption, read now."""

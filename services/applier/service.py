@@ -26,6 +26,7 @@ from schemas.values import Name
 from services.applier import keys
 from services.applier.core import Applier
 from services.applier.in_use import InUseWatch
+from services.applier.newcomers import NewcomerWatch
 from services.applier.peers import PeerWatch
 from services.applier.reports import Reporter
 from services.applier.tracing import Traces
@@ -94,6 +95,10 @@ class ApplierService:
             self._reporter.note_peers,
         )
         self._traces = Traces(kernel, self._in_thread)
+        self._newcomers = NewcomerWatch(
+            lambda links: self._in_thread(lambda: self._applier.peers(links)),
+            lambda link, keys: self._in_thread(lambda: self._applier.greet(link, keys)),
+        )
         self._in_use = InUseWatch(look, self._idle, lambda: self._turns_made, self._reporter.note)
 
     async def run(self) -> None:
@@ -114,6 +119,7 @@ class ApplierService:
                     group.create_task(self._in_use.run(), name="in-use"),
                     group.create_task(self._peers.run(), name="peers"),
                     group.create_task(self._traces.run(), name="traces"),
+                    group.create_task(self._newcomers.run(), name="newcomers"),
                 ]
                 group.create_task(self._reporter.run(), name="reports")  # ends by itself: nothing cuts a message short
                 await self._turns()
@@ -224,6 +230,7 @@ class ApplierService:
         log("applied", generation=report.generation, outcome=report.outcome, operations=report.operations)
         await self._settle_keys(plan)
         self._peers.made(plan)
+        self._newcomers.made(plan)
         await self._peers.look()
         return report
 

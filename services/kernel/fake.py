@@ -54,6 +54,8 @@ from services.kernel.transaction import Change, Held, Listed, Marker, Observed
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Waiting
 
 _DEFAULT_SYSCTL = "0"
+_GREETING_BYTES = 148
+"""WireGuard's first message of a handshake."""
 
 
 @dataclass
@@ -74,6 +76,8 @@ class FakeHost:
     learned: dict[str, Endpoint] = field(default_factory=dict)
     ports: dict[int, str] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    greeted: list[str] = field(default_factory=list)
+    """Peers that were greeted on request, in order."""
     private_key: bytes = bytes(range(32))
     next_key: bytes = b""
     withdrawn_key: bytes = b""
@@ -215,8 +219,21 @@ class FakeKernel:
     def peers(self, link: str) -> Sequence[PeerSeen]:
         times, by_link = self.host.handshakes_s, self.host.handshakes_s.get(link, 0.0)
         held = [item for item in self.host.objects.values() if isinstance(item, WireguardPeer) and item.link == link]
-        learned = self.host.learned
-        return [PeerSeen(item.public_key, learned.get(item.key, item.endpoint), times.get(item.key, by_link)) for item in held]
+        learned, greeted = self.host.learned, self.host.greeted
+        return [
+            PeerSeen(
+                item.public_key,
+                learned.get(item.key, item.endpoint),
+                times.get(item.key, by_link),
+                sent_bytes=_GREETING_BYTES if item.key in greeted else 0,
+            )
+            for item in held
+        ]
+
+    def greet(self, link: str, keys: Collection[Key]) -> None:
+        for peer in self.peers(link):
+            if peer.public_key in keys and peer.endpoint is not None and not peer.handshake_s:
+                self.host.greeted.append(f"peer {link} {peer.public_key}")
 
     def counted(self, table: str) -> Sequence[RuleCount]:
         return [

@@ -225,6 +225,9 @@ class LinuxKernel:
     def peers(self, link: str) -> Sequence[PeerSeen]:
         return self._wireguard.peers(link)
 
+    def greet(self, link: str, keys: Collection[Key]) -> None:
+        self._wireguard.greet(link, keys)
+
     def counted(self, table: str) -> Sequence[RuleCount]:
         return self._raw.counted(table)
 

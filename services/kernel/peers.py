@@ -95,13 +95,26 @@ def peer_changes(changes: Iterable[Change], state: DeviceState, now_s: float) ->
 
 def made_anew(state: DeviceState) -> list[PeerChange]:
     """What a device has to be told for its peers to be what they are, but without any session or handshake."""
+    return [step for raw, peer in state.peers.items() for step in _anew(raw, peer, peer.keepalive_seconds)]
+
+
+def greeted_anew(state: DeviceState, keys: Iterable[bytes]) -> list[PeerChange]:
+    """What a device has to be told to greet these peers at once, of those that have never shaken hands and are somewhere.
+
+    WireGuard greets a peer at most every five seconds, but for one that is new. Keepalives that begin are sent something at once.
+    """
     found: list[PeerChange] = []
-    for raw, peer in state.peers.items():
-        found.append(PeerChange(raw, remove=True))
-        found.append(
-            PeerChange(raw, endpoint=peer.endpoint or None, allowed_ips=peer.allowed_ips, keepalive_seconds=peer.keepalive_seconds)
-        )
+    for raw in keys:
+        peer = state.peers.get(raw)
+        if peer is not None and peer.endpoint and not peer.handshake_s:
+            found += _anew(raw, peer, peer.keepalive_seconds or 1)
+            found += [PeerChange(raw, keepalive_seconds=0)] if not peer.keepalive_seconds else []
     return found
+
+
+def _anew(raw: bytes, peer: PeerState, keepalive_seconds: int) -> list[PeerChange]:
+    made = PeerChange(raw, endpoint=peer.endpoint or None, allowed_ips=peer.allowed_ips, keepalive_seconds=keepalive_seconds)
+    return [PeerChange(raw, remove=True), made]
 
 
 def _arriving(old: Held | None, wanted: WireguardPeer, held: PeerState | None, now_s: float) -> PeerChange:

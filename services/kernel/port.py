@@ -183,6 +183,13 @@ class Kernel(Protocol):
         """The peers of a WireGuard link as they are now, read in one go; none for no such link of ours."""
         ...
 
+    def greet(self, link: str, keys: Collection[Key]) -> None:
+        """Greet these peers of a WireGuard link at once, whatever was said to them before: they are made anew as they are.
+
+        Only those that have never shaken hands, and that the link knows the place of; nothing for others, or for no such link of ours.
+        """
+        ...
+
     def counted(self, table: str) -> Sequence[RuleCount]:
         """What the rules of an own table that have a comment and a counter have counted; none for no such table."""
         ...

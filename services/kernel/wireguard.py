@@ -22,7 +22,7 @@ from schemas.host_objects import PlanObject, WireguardLink, WireguardPeer
 from schemas.values import Endpoint, Key
 from services.kernel.failures import mapped, unreadable
 from services.kernel.links import Device, Links
-from services.kernel.peers import held_peers, made_anew, peer_changes, refusal
+from services.kernel.peers import greeted_anew, held_peers, made_anew, peer_changes, refusal
 from services.kernel.port import PeerSeen
 from services.kernel.survey.ports import in_use
 from services.kernel.transaction import Change, Held, Listed
@@ -94,6 +94,13 @@ class Wireguard:
             )
             for raw, peer in sorted(state.peers.items() if state else ())
         ]
+
+    def greet(self, link: str, keys: Collection[Key]) -> None:
+        """Make peers of an own device anew that have never shaken hands, so that they are greeted at once."""
+        device = self._links.device(link)
+        state = self._state(device) if device is not None and device.is_own and device.kind in _KINDS else None
+        if device is not None and state is not None and (steps := greeted_anew(state, map(raw_key, keys))):
+            self._set(device, Settings(), steps, f"peers of {link} that are greeted again")
 
     def write_link(self, change: Change) -> None:
         wanted = change.new

@@ -47,10 +47,10 @@ class Streams:
 
 
 @contextlib.asynccontextmanager
-async def streams(site: Site, families: Iterable[Family] = FAMILIES, other: str = "stock") -> AsyncIterator[Streams]:
-    """Flows between a pod of worker-1 and another one, begun at either end, in these families."""
+async def streams(site: Site, families: Iterable[Family] = FAMILIES, other: str = "stock", *, begun: bool = True) -> AsyncIterator[Streams]:
+    """Flows between a pod of worker-1 and another one, begun at either end, in these families; without `begun`, nothing need arrive yet."""
     pairs = [(client, server, family) for client, server in (("shop", other), (other, "shop")) for family in families]
-    for client, server, family in pairs:  # neighbours and sessions are there before what is to be judged begins
+    for client, server, family in pairs if begun else ():  # neighbours and sessions are there before what is to be judged begins
         await wire.talk(f"rome.pod.{client}", f"rome.pod.{server}", site.pod(server, family), family)
     async with contextlib.AsyncExitStack() as stack:
         found = Streams([])

@@ -112,6 +112,19 @@ def test_peers_of_a_link_that_is_not_there_wait_for_it(machine: Machine) -> None
     assert isinstance(errors[first.key], Waiting)
 
 
+def test_peers_are_greeted_on_request(machine: Machine) -> None:
+    """They stay what they are, also one that is nowhere yet; nobody else is touched, and a link that is not there is nothing."""
+    plan = mesh(machine.tag, 3)
+    converge(machine.kernel, plan)
+    one, two, _ = peers_of(plan)
+    nowhere = replace(two, endpoint=None, keepalive_seconds=5)
+    machine.kernel.write(Change(two, None))
+    machine.kernel.write(Change(None, nowhere))
+    machine.kernel.greet(one.link, [one.public_key, two.public_key, Key(PEERS[0])])
+    assert differences(machine.kernel, {**plan, two.key: nowhere}) == []
+    machine.kernel.greet(tunnel(machine.tag, 6), [one.public_key])
+
+
 def test_prefixes_change_places_in_one_call(machine: Machine) -> None:
     """Each of three peers gets a prefix of another, one of them a new one besides, and one is left without any."""
     plan = mesh(machine.tag, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import closing
 
 import pytest
@@ -19,6 +20,8 @@ from tests.integration.kernel.test_hosts import connected, wait_for
 pytestmark = pytest.mark.privileged
 FAR = "10.1.0.1"
 PACKETS = 1000
+REKEY_TIMEOUT_S = 5.0
+"""WireGuard's, between two greetings of a peer."""
 
 
 def peer_of(plan: dict[str, PlanObject]) -> WireguardPeer:
@@ -108,3 +111,25 @@ def test_a_link_gets_another_mtu_without_losing_its_session(machine: LinuxMachin
     machine.kernel.write(change)
     assert differences(machine.kernel, plan) == []
     assert machine.run(f"wg show {link} latest-handshakes") == before
+
+
+def test_a_peer_that_was_greeted_too_early_is_greeted_again_at_once(machine: LinuxMachine, other: LinuxMachine) -> None:
+    """A greeting is lost; WireGuard's next one would be five seconds later. Who has shaken hands is left alone."""
+    plan = connected(machine, other)
+    link, old = tunnel(machine.tag), peer_of(plan)
+    peer = replace(old, keepalive_seconds=0)
+    other.run("nft 'table inet lost { chain c { type filter hook input priority 0; udp dport 51900 drop; }; }'")
+    machine.kernel.write(Change(old, None))
+    machine.kernel.write(Change(None, peer))
+    with closing(machine._thread.submit(lambda: opened(("169.254.1.1", 0))).result(10)) as near:
+        near.sendto(b"lost", ("169.254.1.2", 7000))
+    wait_for(lambda: machine.kernel.peers(link)[0].sent_bytes > 0)
+    other.run("nft delete table inet lost")
+    began_s = time.monotonic()
+    machine.kernel.greet(link, [peer.public_key])
+    wait_for(lambda: machine.kernel.peers(link)[0].handshake_s > 0)
+    assert time.monotonic() - began_s < REKEY_TIMEOUT_S - 1
+    assert differences(machine.kernel, {**plan, peer.key: peer}) == []
+    [before] = machine.kernel.peers(link)
+    machine.kernel.greet(link, [peer.public_key])
+    assert machine.kernel.peers(link)[0].handshake_s == before.handshake_s

@@ -1,0 +1,139 @@
+"""Peers that have just come, and are greeted again when nothing has come of WireGuard's own greeting.
+
+WireGuard greets when there is something to send, and again after five seconds. Two things make it wait so long where hosts get to know
+each other in one moment, as they do when encryption is switched on: a greeting that meets a device that does not know its sender yet is
+lost, and of two that cross both ends discard the answer (docs/decisions/0004). So a peer that was sent something, and does not shake hands
+soon after, is made anew: it is greeted at once. One end does so before the other, so that greetings do not cross again.
+
+What waits for a handshake is lost with the peer. So one that was not heard of yet is waited with for longer: its host may be about to know
+us, and greets us then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+import structlog
+from msgspec import Struct
+
+from schemas.host_objects import WireguardLink, WireguardPeer
+from schemas.plan import HostPlan
+from schemas.values import Key
+from services.kernel.port import PeerSeen
+from services.runtime.errors import MeshmarkError
+
+NEW_S = 15.0
+"""So long a peer is new. Later, WireGuard's own greetings are enough: both ends have had time to know each other."""
+CROSSED_S = 0.3
+"""The end with the lower key greets a peer again that was sent something and has said something, so long after that; a round trip may take
+as long."""
+UNHEARD_S = 1.5
+"""The same for a peer that has said nothing."""
+OTHER_S = 2.5
+"""The same by the end with the higher key, whatever was heard."""
+AGAIN_S = 2.0
+"""Between two greetings of one end."""
+LOOK_S = 0.1
+_REST_SHARE = 10
+"""A look is followed by a rest of so many times its length, if that is longer."""
+
+_log = structlog.get_logger()
+
+Seen = Mapping[str, Sequence[PeerSeen]]
+Greet = Callable[[str, Collection[Key]], Awaitable[None]]
+
+
+class _Newcomer(Struct):
+    """A peer since it came: until when it is new, whether we are the end to greet first, and since when it was asked (None: not yet)."""
+
+    until_s: float
+    greets_first: bool
+    asked_s: float | None = None
+    is_greeted: bool = False
+
+    def patience_s(self, peer: PeerSeen) -> float:
+        """How long its answer may take."""
+        if self.is_greeted:
+            return AGAIN_S
+        if not self.greets_first:
+            return OTHER_S
+        return CROSSED_S if peer.received_bytes else UNHEARD_S
+
+
+class Newcomers:
+    """Which peers are new, and which of them are to be greeted again. Pure: times are arguments, in seconds of any clock that goes on."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Key], _Newcomer | None] = {}
+        """By link and key; None for who is new no more."""
+
+    @property
+    def links(self) -> frozenset[str]:
+        """The links that have newcomers."""
+        return frozenset(link for (link, _), newcomer in self._known.items() if newcomer is not None)
+
+    def follow(self, plan: HostPlan, now_s: float) -> None:
+        """Take the peers of a plan that a turn has just made; those that the last one did not have are new."""
+        objects = plan.objects().values()
+        own = {item.name: item.public_key for item in objects if isinstance(item, WireguardLink)}
+        planned = [(item.link, item.public_key) for item in objects if isinstance(item, WireguardPeer)]
+        before, self._known = self._known, {}
+        for link, key in planned:
+            mine = own.get(link)
+            newcomer = _Newcomer(now_s + NEW_S, greets_first=mine is not None and mine < key)
+            self._known[link, key] = before.get((link, key), newcomer)
+
+    def due(self, seen: Seen, now_s: float) -> dict[str, list[Key]]:
+        """The keys to greet again, by link; who shakes hands, or has come long ago, is new no more."""
+        found: dict[str, list[Key]] = {}
+        peers = {(link, peer.public_key): peer for link, peers in seen.items() for peer in peers}
+        for place, newcomer in self._known.items():
+            if newcomer is None:
+                continue
+            peer = peers.get(place)
+            if now_s > newcomer.until_s or (peer is not None and peer.handshake_s):
+                self._known[place] = None
+            elif peer is None or not peer.sent_bytes:
+                continue
+            elif newcomer.asked_s is None:
+                newcomer.asked_s = now_s
+            elif now_s - newcomer.asked_s >= newcomer.patience_s(peer):
+                newcomer.asked_s, newcomer.is_greeted = now_s, True
+                found.setdefault(place[0], []).append(place[1])
+        return found
+
+
+class NewcomerWatch:
+    """Looks at newcomers while there are any; `peers` reads those of links, `greet` greets some of a link anew."""
+
+    def __init__(self, peers: Callable[[Collection[str]], Awaitable[Seen]], greet: Greet) -> None:
+        self._peers = peers
+        self._greet = greet
+        self._newcomers = Newcomers()
+        self._wake = asyncio.Event()
+
+    def made(self, plan: HostPlan) -> None:
+        """Note that a turn has ended, and was for `plan`."""
+        self._newcomers.follow(plan, asyncio.get_running_loop().time())
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while links := self._newcomers.links:
+                began_s = loop.time()
+                await self._look(links)
+                await asyncio.sleep(max(LOOK_S, _REST_SHARE * (loop.time() - began_s)))
+
+    async def _look(self, links: Collection[str]) -> None:
+        try:
+            due = self._newcomers.due(await self._peers(sorted(links)), asyncio.get_running_loop().time())
+            for link, keys in due.items():
+                _log.info("greeted_again", link=link, peers=len(keys))
+                await self._greet(link, keys)
+        except MeshmarkError as error:
+            _log.warning("newcomers_unknown", error=str(error))
