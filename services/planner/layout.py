@@ -28,7 +28,8 @@ EGRESS_SLOTS = 254
 """So many nodes of a cluster may be such; slots count from 1."""
 EGRESS_TABLES = range(EGRESS_TABLE + 1, EGRESS_TABLE + EGRESS_SLOTS + 1)
 GATEWAY_TABLES = (OUTGOING_TABLE, INCOMING_TABLE)
-OWN_TABLES = frozenset((*GATEWAY_TABLES, NODE_TABLE, MESH_TABLE, ENCRYPT_TABLE, *EGRESS_TABLES))
+NODE_TABLES = (ENCRYPT_TABLE, NODE_TABLE, MESH_TABLE, *EGRESS_TABLES)
+OWN_TABLES = frozenset((*GATEWAY_TABLES, *NODE_TABLES))
 """No published route goes there."""
 PUBLISHED_TABLE = 77_000_000
 PUBLISHED_TABLES = 1_000_000
@@ -50,6 +51,7 @@ RULE_ENCRYPT = 1000
 """The seed's priority, for what is marked to be encrypted."""
 RULE_OWN_ENCRYPT = 1001
 """What a node itself sends to pods: a mark set in output comes after the choice of a source."""
+NODE_RULES = (RULE_NODE, RULE_MESH, RULE_EGRESS, RULE_ENCRYPT, RULE_OWN_ENCRYPT)
 OWN_RULES = (range(RULE_CONTROL, 910), range(RULE_ENCRYPT, RULE_OWN_ENCRYPT + 1))
 """Priorities that no published rule has."""
 RULE_PUBLISHED = 2000

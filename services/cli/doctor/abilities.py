@@ -15,14 +15,14 @@ _DISABLE_IPV6 = ("net/ipv6/conf/all/disable_ipv6", "net/ipv6/conf/default/disabl
 _UNUSED = "nothing in this version needs it"
 
 
-def checks(survey: Survey, role: Role, overlay: Overlay) -> Iterator[Check]:
+def checks(survey: Survey, role: Role, overlay: Overlay, *, encrypts: bool = False) -> Iterator[Check]:
     """All checks of this kind, in the order in which one would fix what is wrong."""
     yield Check("kernel", "ok", f"Linux {survey.release}")
     yield _rights(survey)
     yield _nftables(survey)
     yield _needed("connection tracking", survey.abilities["conntrack"], "load the module nf_conntrack_netlink, or use a kernel that has it")
     yield _needed(overlay, survey.abilities[overlay], f"load the module {overlay}, use a kernel that has it, or choose the other overlay")
-    yield _wireguard(survey, role)
+    yield _wireguard(survey, needed=encrypts or role == "gateway")
     yield _multipath(survey, role)
     yield _sysctls(survey, role)
     yield _ipv6(survey)
@@ -47,15 +47,15 @@ def _nftables(survey: Survey) -> Check:
     )
 
 
-def _wireguard(survey: Survey, role: Role) -> Check:
+def _wireguard(survey: Survey, *, needed: bool) -> Check:
     kernel = survey.abilities["wireguard"]
     if kernel.state in ("yes", "installed"):
         return Check("WireGuard", "ok", f"in the kernel: {kernel.detail}")
     if survey.wireguard_go and survey.tun:
         known = "not in the kernel" if kernel.state == "no" else f"in the kernel: not known ({kernel.detail})"
         return Check("WireGuard", "ok", f"{known}; wireguard-go and /dev/net/tun are here")
-    if role == "node":
-        return Check("WireGuard", "ok", "not here, and a node makes no tunnels")
+    if not needed:
+        return Check("WireGuard", "ok", "not here, and a node needs it to encrypt only")
     lacking = "wireguard-go" if not survey.wireguard_go else "/dev/net/tun"
     verdict: Verdict = "unknown" if kernel.state == "unknown" else "problem"
     advice = "modprobe wireguard; or install wireguard-go and give the applier /dev/net/tun"

@@ -8,20 +8,32 @@ from cyclopts import App, Parameter
 from msgspec import Struct
 from rich.markup import escape
 
-from schemas.topology import Overlay
+from schemas.topology import Encryption, Marks, Overlay, WireguardSettings
 from services.cli.doctor import abilities, collisions
 from services.cli.doctor.check import Check, Role
+from services.cli.doctor.collisions import Plans
 from services.cli.output import EXIT_ERROR, Output, default_format, emit, show_table
 from services.kernel.survey.gather import survey
 from services.planner import layout
 
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red", "unknown": "magenta"}
 _FIRST_TUNNEL_PORT = 51840
+_MASK = Marks().mask
 
 RoleName = Annotated[Role, Parameter(help="What this host is to be: a gateway uses marks, tunnels and tables that a node does not")]
 OverlayName = Annotated[Overlay, Parameter(help="the overlay of this host's cluster")]
+EncryptionName = Annotated[
+    Encryption, Parameter(help="the encryption of a node's cluster: what it needs is then no warning, but a problem")
+]
+Mask = Annotated[int, Parameter(help="the mask of the cluster's marks, as 0xfff")]
 Ports = Annotated[
-    list[int], Parameter(name="--port", negative=(), help="UDP port of a tunnel here; may be repeated [default: 51840, a peering's first]")
+    list[int],
+    Parameter(
+        name="--port",
+        negative=(),
+        help="UDP port of a tunnel here; may be repeated [default: 51840, a peering's first]. On a node that of its WireGuard device "
+        "[default: 51871]; the next one is looked at, too",
+    ),
 ]
 
 
@@ -41,6 +53,8 @@ def doctor(
     *,
     role: RoleName = "gateway",
     overlay: OverlayName = "vxlan",
+    encryption: EncryptionName = "none",
+    marks: Mask = _MASK,
     port: Ports = [],  # noqa: B006 - cyclopts reads the default
     output: Output = None,
 ) -> int:
@@ -53,13 +67,13 @@ def doctor(
 
     ```sh
     meshmark doctor
-    meshmark doctor --role node
+    meshmark doctor --role node --encryption wireguard
     ip netns exec gateway meshmark doctor --port 51840 --port 51841
     ```
     """
-    ports = [layout.OVERLAY_PORT[overlay], *((port or [_FIRST_TUNNEL_PORT]) if role == "gateway" else [])]
-    found = survey(collisions.tables(role), ports)
-    checks = (*abilities.checks(found, role, overlay), *collisions.checks(found, role))
+    plans = Plans(role, encryption, marks, _ports(role, port))
+    found = survey(plans.table_spans, [layout.OVERLAY_PORT[overlay], *plans.ports])
+    checks = (*abilities.checks(found, role, overlay, encrypts=plans.encrypts), *collisions.checks(found, plans))
     result = Examination(all(check.verdict != "problem" for check in checks), checks)
     form = default_format(output)
     if form == "table":
@@ -67,6 +81,14 @@ def doctor(
     else:
         emit(result, form)
     return 0 if result.ok else EXIT_ERROR
+
+
+def _ports(role: Role, given: list[int]) -> tuple[int, ...]:
+    """The ports of tunnels; of a node that of its device, and the one beside it while keys change."""
+    if role == "gateway":
+        return tuple(given or [_FIRST_TUNNEL_PORT])
+    first = given[0] if given else WireguardSettings().port
+    return (first, first + 1)
 
 
 def _row(check: Check) -> tuple[str, str, str, str]:

@@ -42,18 +42,20 @@ def rules(netlink: NetlinkSocket) -> tuple[ForeignRule, ...]:
     )
 
 
-def routes(netlink: NetlinkSocket, tables: Iterable[int]) -> tuple[ForeignRoutes, ...]:
-    """Routes in these tables that are not ours, counted."""
-    counts: Counter[tuple[int, int]] = Counter()
-    for table in tables:
-        for family, number in _FAMILIES.items():
-            counts[number, table] += sum(_INFO.unpack_from(body)[5] != OWN_PROTOCOL for body, _ in _routes(netlink, family, table))
-    return tuple(ForeignRoutes(*key, count) for key, count in sorted(counts.items()) if count)
+def routes(netlink: NetlinkSocket, tables: Iterable[range]) -> tuple[ForeignRoutes, ...]:
+    """Routes in these tables, none of them a usual one, that are not ours, counted."""
+    spans = list(tables)
+    counts = Counter(place for place in _filled(netlink) if any(place[1] in span for span in spans))
+    return tuple(ForeignRoutes(*key, count) for key, count in sorted(counts.items()))
 
 
 def tables(netlink: NetlinkSocket) -> list[tuple[int, int]]:
     """Family and number of each table, but the usual ones, that has routes which are not ours, in order."""
-    found = set()
+    return sorted(set(_filled(netlink)))
+
+
+def _filled(netlink: NetlinkSocket) -> Iterator[tuple[int, int]]:
+    """Family and table of each route that is not ours, but for the usual tables'."""
     for family, number in _FAMILIES.items():
         for body in _dump(netlink, _GETROUTE, _INFO.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
             # A router's main table may have a million routes: they are told by their headers alone.
@@ -61,8 +63,7 @@ def tables(netlink: NetlinkSocket) -> list[tuple[int, int]]:
                 continue
             table = number_of(attributes(body, _INFO.size).get(_ROUTE_TABLE, b""))
             if table not in USUAL_TABLES:
-                found.add((number, table))
-    return sorted(found)
+                yield number, table
 
 
 def links(netlink: NetlinkSocket) -> dict[int, LinkSeen]:

@@ -35,7 +35,7 @@ _SYSCTLS = (
 _NFT_MODULES = ("nf_tables", "nft_chain_nat", "nft_ct", "nft_fib", "nf_nat", "nf_conntrack")
 
 
-def survey(tables: Iterable[int], udp_ports: Iterable[int]) -> Survey:
+def survey(tables: Iterable[range], udp_ports: Iterable[int]) -> Survey:
     """Look at this host; `tables` and `udp_ports` are those that matter."""
     release = platform.release()
     modules = Modules(release)

@@ -1,7 +1,8 @@
 """What hosts report as used by others, and an object would take there. Pure.
 
 Who was there first stays: an object that is admitted is not asked again, whatever its hosts report later, and one that changes is asked for
-what it takes in addition. So a replay of what was admitted leads to the same, and a report takes nothing away.
+what it takes in addition. So a replay of what was admitted leads to the same, and a report takes nothing away. A host that joins is not
+asked: what it said when it was here before may be long untrue, and nobody would say another thing for as long as it has no plan.
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ def _takings(item: Topology, state: State) -> Iterator[_Taking]:
             known_cluster = state.clusters[item.cluster]
             leading = (host for host, known in _reporting(item.cluster, state) if isinstance(known, Node))
             yield from (_Taking(host, *found) for host in leading for found in _egress(known_cluster))
+        case Node() if isinstance(state.nodes[item.cluster].get(item.name), Node) and item.cluster in state.clusters:
+            # It is known, and may opt in now.
+            host = HostId(item.cluster, item.name)
+            found = _mesh(state.clusters[item.cluster], item) if host in state.in_use else ()
+            yield from (_Taking(host, number, "$.optOut" if at != "$.routing" else "$.cluster", cure) for number, at, cure in found)
         case Cluster():
             nodes = ((host, known) for host, known in _reporting(item.name, state) if isinstance(known, Node))
             yield from (_Taking(host, *found) for host, known in nodes for found in _mesh(item, known))

@@ -73,6 +73,28 @@ def test_a_fresh_namespace_is_fine(machine: LinuxMachine):
     assert {name for name, check in found.items() if check["verdict"] != "ok"} <= {"rp_filter", "geneve"}
 
 
+def test_what_a_node_that_encrypts_would_meet_is_found(machine: LinuxMachine):
+    """Its tables, also the last one of many, its priorities, its field of marks, and both ports of WireGuard; a gateway does not look."""
+    machine.run(
+        "ip link set lo up; ip route add 10.99.0.0/24 dev lo table 10; ip -6 route add fd99::/64 dev lo table 7354; "
+        "ip route add 10.99.1.0/24 dev lo table 77000123; ip rule add fwmark 0x4d2/0xfff lookup 300 priority 1000"
+    )
+    machine.take_port(51872)
+    code, found = doctor(machine, "--role", "node", "--encryption", "wireguard")
+    assert code == 1
+    for table in (10, 7354, 77000123):
+        assert f"in table {table}" in found["route tables"]["detail"]
+    assert "IPv4 rule 1000" in found["rule priorities"]["detail"]
+    assert "policy rule 1000 matches 0x4d2" in found["marks"]["detail"]
+    assert "port 51872 is taken" in found["UDP ports"]["detail"]
+    assert {found[name]["verdict"] for name in ("route tables", "marks", "UDP ports")} == {"problem"}
+    # What encryption alone needs is a warning without it, and a table of published routes is a problem on any host.
+    _, without = doctor(machine, "--role", "node")
+    assert [without[name]["verdict"] for name in ("route tables", "marks", "UDP ports")] == ["problem", "warning", "warning"]
+    assert doctor(machine, "--role", "node", "--encryption", "wireguard", "--marks", "0xff0000")[1]["marks"]["verdict"] == "ok"
+    assert doctor(machine)[1]["UDP ports"]["verdict"] == "ok"
+
+
 def test_what_others_planted_is_found(machine: LinuxMachine):
     """Marks in rules of every form, routes, rules, links, ports, rp_filter, a chain that drops; our own table is not taken for theirs."""
     (machine._folder / "marks.nft").write_text(MARKS)
@@ -121,12 +143,13 @@ def test_what_others_planted_is_found(machine: LinuxMachine):
     machine.run("ip link del mt.0; ip link del flannel.1")
 
 
-def test_marks_are_no_matter_to_a_node(machine: LinuxMachine):
+def test_marks_are_no_problem_of_a_node_that_does_not_encrypt(machine: LinuxMachine):
+    """And those of a gateway none at all, nor are its tables."""
     (machine._folder / "marks.nft").write_text(MARKS)
     machine.run(f"nft -f {machine._folder}/marks.nft; ip route add blackhole 10.250.0.0/16 table 7001")
     code, found = doctor(machine, "--role", "node")
     assert code == 0
-    assert (found["marks"]["verdict"], found["route tables"]["verdict"]) == ("ok", "ok")
+    assert (found["marks"]["verdict"], found["route tables"]["verdict"]) == ("warning", "ok")
 
 
 def test_what_an_applier_made_is_no_collision(machine: LinuxMachine):

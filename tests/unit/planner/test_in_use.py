@@ -11,7 +11,7 @@ from schemas.host_objects import PolicyRule
 from schemas.in_use import InUse, Use
 from schemas.plan import HostPlan
 from schemas.status import ApplyReport
-from schemas.topology import Topology
+from schemas.topology import Node, Topology
 from schemas.values import Name, Prefix
 from services.planner import layout
 from services.planner.core import Core, Said
@@ -159,6 +159,20 @@ def test_a_host_that_comes_later_is_admitted_with_what_selects_it() -> None:
     core = reporting(report(HostId("rome", "late"), tables=(Use(100, "x", 4), Use(7010, "x", 4))), items=two_clusters())
     outcome = tell(core, [routes(table=100, routes=[BLACKHOLE]), node("late", 9)], first=50)
     assert not outcome.refused
+
+
+def test_a_node_that_opts_in_is_asked_for_what_it_needs_to_encrypt() -> None:
+    """It stays opted out while others have that, and any other change of it is nobody's business."""
+    items = two_clusters()
+    known = next(item for item in items if isinstance(item, Node) and item.name == "worker-1")
+    out = replace(known, opt_out=True)
+    core = reporting(report(WORKER, tables=(Use(10, "IPv4 routes", 4),)), items=[*items, ENCRYPTING, out])
+    (refusal,) = tell(core, [replace(out, opt_out=False)], first=70).refused
+    assert (refusal.field, refusal.other) == ("$.optOut", out.ref)
+    assert refusal.reason.startswith("table 10, used by others on Node/rome/worker-1")
+    assert not tell(core, [replace(out, roaming=True)], first=80).refused
+    core = reporting(report(WORKER, tables=(Use(10, "IPv4 routes", 4),)), items=[*items, ENCRYPTING])
+    assert not tell(core, [replace(out, opt_out=False, roaming=True)], first=70).refused
 
 
 def test_a_replay_of_what_was_admitted_leads_to_the_same() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from schemas.topology import Overlay
+from schemas.topology import Encryption, Overlay
 from services.cli.doctor import abilities, collisions
 from services.cli.doctor.check import Check, Role
+from services.cli.doctor.collisions import Plans
 from services.cli.doctor.owners import owner
 from services.kernel.survey.values import (
     Ability,
@@ -22,6 +23,7 @@ from services.kernel.survey.values import (
     Unknown,
     Uplink,
 )
+from services.planner import layout
 
 YES, NO, MAYBE, THERE = (
     Ability("yes", "tried"),
@@ -55,8 +57,15 @@ FINE = Survey(
 BLIND = Unknown("Operation not permitted")
 
 
-def checks(survey: Survey, role: Role = "gateway", overlay: Overlay = "vxlan") -> dict[str, Check]:
-    return {check.name: check for check in (*abilities.checks(survey, role, overlay), *collisions.checks(survey, role))}
+NODE_PORTS = (51871, 51872)
+
+
+def checks(
+    survey: Survey, role: Role = "gateway", overlay: Overlay = "vxlan", encryption: Encryption = "none", mask: int = 0xFFF
+) -> dict[str, Check]:
+    plans = Plans(role, encryption, mask, NODE_PORTS if role == "node" else (51840,))
+    found = (*abilities.checks(survey, role, overlay, encrypts=plans.encrypts), *collisions.checks(survey, plans))
+    return {check.name: check for check in found}
 
 
 def having(**changed: Ability) -> Survey:
@@ -147,7 +156,6 @@ def test_marks_collide_by_bits(survey: Survey, verdict: str, words: str):
     check = checks(survey)["marks"]
     assert check.verdict == verdict
     assert words in check.detail
-    assert checks(survey, "node")["marks"].verdict == "ok"
 
 
 @pytest.mark.parametrize(
@@ -172,14 +180,85 @@ def test_ports_of_our_own_are_no_collision(ports: tuple[PortSeen, ...], links: t
 
 
 def test_a_node_needs_less():
-    """No tunnels, no multipath; its own table and priority; and forwarding that is on already."""
+    """No tunnels, no multipath; its own tables and priorities; and forwarding that is on already."""
     survey = replace(
         having(wireguard=NO), sysctls={"net/ipv4/ip_forward": "1"}, sysctls_writable=False, routes=(ForeignRoutes(4, 7001, 1),)
     )
     found = checks(survey, "node")
     assert [found[name].verdict for name in ("WireGuard", "multipath hash", "/proc/sys/net", "route tables")] == ["ok"] * 4
     assert checks(replace(FINE, routes=(ForeignRoutes(6, 7010, 1),)), "node")["route tables"].verdict == "problem"
-    assert collisions.priorities("node") == (900,)
+    assert Plans("node").priorities == (900, 902, 903, 1000, 1001)
+
+
+@pytest.mark.parametrize("table, need", [(10, "to encrypt"), (7011, "for the overlay"), (7101, "EgressPolicy"), (7354, "EgressPolicy")])
+def test_what_not_all_nodes_need_is_a_warning(table: int, need: str):
+    """Until it is said that a node encrypts; a gateway does not look there."""
+    survey = replace(FINE, routes=(ForeignRoutes(4, table, 2),))
+    found = checks(survey, "node")["route tables"]
+    assert (found.verdict, need in found.detail) == ("warning", True)
+    assert checks(survey, "node", encryption="wireguard")["route tables"].verdict == ("problem" if table == 10 else "warning")
+    assert checks(survey)["route tables"].verdict == "ok"
+    both = replace(survey, routes=(*survey.routes, ForeignRoutes(6, 7010, 1)))
+    assert checks(both, "node")["route tables"].verdict == "problem"
+
+
+@pytest.mark.parametrize("priority", [900, 902, 903, 1000, 1001])
+def test_rules_of_others_at_a_nodes_priorities_are_told(priority: int):
+    assert checks(replace(FINE, rules=(ForeignRule(4, priority, 52),)), "node")["rule priorities"].verdict == "warning"
+
+
+def test_a_nodes_marks_are_those_of_its_cluster():
+    """By default those of the seed, of which Cilium uses some; a node that does not encrypt is warned."""
+    survey = replace(FINE, netfilter=Netfilter((MarkUse("ip t c", "sets", 0x0F00, 0x0200),)))
+    found = checks(survey, "node", encryption="wireguard")["marks"]
+    assert (found.verdict, "as Cilium" in found.detail, "`marks`" in found.advice) == ("problem", True, True)
+    assert checks(survey, "node")["marks"].verdict == "warning"
+    assert checks(survey, "node", encryption="wireguard", mask=0xFF0000)["marks"].verdict == "ok"
+    assert checks(replace(FINE, netfilter=BLIND), "node")["marks"].verdict == "unknown"
+
+
+@pytest.mark.parametrize("port", NODE_PORTS)
+def test_a_node_needs_two_ports_of_wireguard(port: int):
+    """The device's, and the next one for while keys change."""
+    taken = replace(FINE, ports=(PortSeen(port, "nc (9)"),))
+    found = checks(taken, "node", encryption="wireguard")["UDP ports"]
+    assert (found.verdict, "wireguard.port" in found.advice) == ("problem", True)
+    assert checks(taken, "node")["UDP ports"].verdict == "warning"
+    own = replace(FINE, ports=(PortSeen(port, None),), links=(LinkSeen("me.0", "wireguard", is_own=True, port=port),))
+    assert checks(own, "node", encryption="wireguard")["UDP ports"].verdict == "ok"
+
+
+def test_a_node_that_encrypts_needs_wireguard():
+    assert checks(having(wireguard=NO), "node", encryption="wireguard")["WireGuard"].verdict == "problem"
+
+
+KNOWN_OTHERWISE = {
+    "RULE_PUBLISHED": "which priorities published rules have is known when they are published, and admission asks hosts then",
+    "RULE_PUBLISHED_STEP": "see there",
+    "EGRESS_TABLE": "no table itself: slots count from 1",
+    "OVERLAY_PORT": "the port of the overlay that is asked for is given to the survey by the command",
+}
+
+
+def test_every_number_of_the_layout_is_known_here():
+    """Marks, tables and priorities that plans take on a host: who adds one adds it to what doctor looks at."""
+    both = [Plans("gateway"), Plans("node", "wireguard")]
+    known = {
+        "TABLE": {number for plans in both for span in plans.table_spans for number in (span.start, span.stop - 1)}
+        | {number for plans in both for number in plans.tables},
+        "RULE": {number for plans in both for number in plans.priorities},
+        "MASK": {plans.field for plans in both},
+    }
+    unknown = []
+    for name, value in vars(layout).items():
+        kinds = [kind for kind in known if kind in name.split("_") and isinstance(value, int)]
+        unknown += [name for kind in kinds if name not in KNOWN_OTHERWISE and value not in known[kind]]
+        if name.isupper() and "PORT" in name.split("_"):
+            unknown += [name] if name not in KNOWN_OTHERWISE else []
+    assert unknown == []
+    assert set(layout.OWN_TABLES) <= known["TABLE"]
+    assert known["RULE"] <= {number for span in layout.OWN_RULES for number in span}
+    assert KNOWN_OTHERWISE.keys() <= vars(layout).keys()
 
 
 @pytest.mark.parametrize(
