@@ -21,7 +21,7 @@ from services.cli.lab.broker import LabBroker
 from services.cli.lab.feed import Feed
 from services.cli.lab.layout import UNDERLAY, layout
 from services.cli.lab.processes import Child, Command
-from services.cli.lab.state import CURRENT, Folder, claim
+from services.cli.lab.state import CURRENT, SOCKETS, Folder, claim
 from services.cli.lab.teardown import sweep
 from services.cli.lab.wiring import Wiring
 from services.runtime.errors import Transient
@@ -63,8 +63,11 @@ class Lab:
 
 
 @contextlib.asynccontextmanager
-async def standing(say: Callable[[str], None], example: Path = EXAMPLE) -> AsyncIterator[Lab]:
-    """An example's lab, ready; nothing of it is left afterwards. Conflict when this machine has a lab already."""
+async def standing(say: Callable[[str], None], example: Path = EXAMPLE, beside: Sequence[Topology] = ()) -> AsyncIterator[Lab]:
+    """An example's lab, ready; nothing of it is left afterwards. Conflict when this machine has a lab already.
+
+    Hosts and pods `beside` are wired like the lab's own, and no service serves them or knows of them.
+    """
     with claimed() as folder:
         topology = load([example])
         wiring = Wiring()
@@ -78,7 +81,7 @@ async def standing(say: Callable[[str], None], example: Path = EXAMPLE) -> Async
                 crew = _Crew(tasks, pids)
                 crew.start([broker.crew.planner()])
                 wanted = layout(topology)
-                wiring.turn_into(wanted)
+                wiring.turn_into(layout([*topology, *beside]))
                 for host in wanted.hosts.values():
                     broker.crew.enrol(host)
                 broker.reload()
@@ -104,11 +107,15 @@ def claimed() -> Iterator[Folder]:
         with claim(folder):
             sweep(folder)
             folder.make()
+            has_sockets = SOCKETS.exists()  # hosts have folders of their own in its place
+            SOCKETS.mkdir(exist_ok=True)
             try:
                 yield folder
             finally:
                 sweep(folder)
                 CURRENT.unlink(missing_ok=True)
+                if not has_sockets:
+                    SOCKETS.rmdir()
 
 
 async def _publish(url: str, topology: Sequence[Topology], say: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ import base64
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +21,8 @@ from tempfile import TemporaryDirectory
 
 from msgspec.structs import replace
 
-from benchmarks.result import Figure, Result, median, result
+from benchmarks.interval import interval
+from benchmarks.result import Details, Figure, Result, median, result
 from schemas.host_objects import WireguardLink, WireguardPeer
 from schemas.values import Endpoint, Key, Prefix
 from services.cli.render import object_lines
@@ -51,10 +52,14 @@ def _measured(folder: Path, say: Callable[[str], None]) -> list[Result]:
         say(f"two devices stand; {_ROUNDS} rounds of {_PEERS} peers each")
         found = [(_by_driver(kernel, ours), _by_program(theirs, folder)) for _ in range(_ROUNDS)]
     kernel.close()
-    return [
-        result(name, [mine[name] for mine, _ in found], "ms", peer=median([other[name] for _, other in found]))
-        for name in ("peers-1000", "peers-change-1-of-1000")
-    ]
+    return [_summed_up(name, [(mine[name], other[name]) for mine, other in found]) for name in ("peers-1000", "peers-change-1-of-1000")]
+
+
+def _summed_up(name: str, rounds: Sequence[tuple[float, float]]) -> Result:
+    """Milliseconds of both in each round."""
+    over = interval(rounds, lambda part: median(mine / other for mine, other in part))
+    details: Details = {"time over that of wg syncconf, same round": {"median": over.value, "from": over.low, "to": over.high}}
+    return result(name, [mine for mine, _ in rounds], "ms", peer=median(other for _, other in rounds), details=details)
 
 
 @contextmanager

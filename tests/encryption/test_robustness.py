@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -40,7 +41,9 @@ def sessions(site: Site) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
 
 
 @pytest.mark.parametrize("mode", [NATIVE, Mode("vxlan"), Mode("geneve")], ids=str)
-async def test_a_hundred_turns_and_a_new_applier_change_nothing(turned: Made, mode: Mode) -> None:
+async def test_a_hundred_turns_and_a_new_applier_change_nothing(
+    turned: Made, mode: Mode, record_property: Callable[[str, object], None]
+) -> None:
     """No packet of a stream is lost, no handshake is made anew, and an endpoint that was learned, of a peer behind a NAT, stays."""
     site = turned(mode)
     learned = f"{OUTSIDE[IPV4]}:40001"
@@ -59,6 +62,7 @@ async def test_a_hundred_turns_and_a_new_applier_change_nothing(turned: Made, mo
             await asyncio.to_thread(site.again, "rome", "worker-2", restart=True)
             assert sessions(site) == before
             assert site.differences() == {}
+        record_property("lost", f"a hundred turns and two new appliers, {mode}: {flows}")
         assert flows.lost == 0
         assert flows.sent > 50
     finally:
@@ -92,7 +96,7 @@ async def test_a_prefix_stolen_by_hand_is_one_difference_and_goes_back(turned: M
     await wire.talk("rome.pod.shop", "rome.pod.stock", site.pod("stock", IPV4), IPV4)
 
 
-async def test_a_pod_that_moves_takes_its_address_along(turned: Made) -> None:
+async def test_a_pod_that_moves_takes_its_address_along(turned: Made, record_property: Callable[[str, object], None]) -> None:
     """From one peer's AllowedIPs to another's, at once: who speaks to it loses at most what is on the way while nodes turn."""
     site = turned(NATIVE)
     mover = Pod(name=Name("mover"), cluster=Name("rome"), node=Name("worker-2"), addresses=(Address("10.200.3.99"),))
@@ -102,6 +106,7 @@ async def test_a_pod_that_moves_takes_its_address_along(turned: Made) -> None:
         async with streams(site, (IPV4,)) as flows:
             await asyncio.to_thread(site.say, [replace(mover, node=Name("worker-3"))])
             await wire.talk("rome.pod.shop", "rome.pod.mover", mover.addresses[0], IPV4)
+        record_property("lost", f"an AllowedIP moves from a peer to another one, the peers' other ones: {flows}")
         assert flows.lost == 0
     finally:
         site.forget(mover.ref)

@@ -147,7 +147,7 @@ async def test_first_greetings_that_come_to_nothing_are_repeated_soon(turned: Ma
 
 @pytest.mark.parametrize("what", ["address", "key"])
 @pytest.mark.any_kernel
-async def test_a_node_that_was_removed_comes_back(turned: Made, what: str) -> None:
+async def test_a_node_that_was_removed_comes_back(turned: Made, what: str, record_property: Callable[[str, object], None]) -> None:
     """At another address, or with another key: it is reached, nobody keeps the peer that it was, and others notice nothing."""
     site = turned(NATIVE)
     node = site.node("worker-2")
@@ -168,11 +168,12 @@ async def test_a_node_that_was_removed_comes_back(turned: Made, what: str) -> No
         finally:
             await asyncio.to_thread(site.forget, *(pod.ref for pod in pods), node.ref)
             await asyncio.to_thread(site.say, [node, *pods])
+    record_property("lost", f"a peer goes and comes with another {what}, between the others: {flows}")
     assert flows.lost == 0
 
 
 @pytest.mark.parametrize("mode", [NATIVE, VXLAN], ids=str)
-async def test_a_node_opts_out_and_back_in(turned: Made, mode: Mode) -> None:
+async def test_a_node_opts_out_and_back_in(turned: Made, mode: Mode, record_property: Callable[[str, object], None]) -> None:
     """What is for it goes in clear, and strict mode takes that for no mistake; what is for others does not, and nothing of that is lost."""
     site = turned(mode)
     site.change(strict="enforce")
@@ -187,6 +188,7 @@ async def test_a_node_opts_out_and_back_in(turned: Made, mode: Mode) -> None:
                     assert wire.says(seen.uplinks[0], words, outgoing=outgoing) is out
                     assert wire.says(seen.devices[0], words, outgoing=outgoing) is not out
                 assert wire.in_clear(seen.uplinks[1], site.cluster()) == []
+        record_property("lost", f"a node opts out and back in, {mode}, between the others: {flows}")
         assert flows.lost == 0
         assert {name: wire.counted(site, name) for name in wire.NODES} == counted
     finally:
