@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
-from schemas.values import IPV4, Family
+from schemas.values import FAMILIES, IPV4, Family
 from services.cli.lab import namespaces
 from tests.encryption.site import Mode, Site
 from tests.hosts import NO_GENEVE, has_geneve
@@ -22,10 +22,17 @@ def underlay(request: pytest.FixtureRequest) -> Family:
 
 
 @pytest.fixture(scope="module")
-def site(underlay: Family, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def pods(request: pytest.FixtureRequest) -> Collection[Family]:
+    """The families of pods' addresses; both where a module does not ask for less."""
+    found: Collection[Family] = getattr(request, "param", FAMILIES)
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(underlay: Family, pods: Collection[Family], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     if namespaces.existing():
         pytest.skip("a lab is up on this machine")
-    found = Site(tmp_path_factory.mktemp("site"), underlay)
+    found = Site(tmp_path_factory.mktemp("site"), underlay, pods)
     try:
         found.make()
         yield found

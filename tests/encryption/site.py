@@ -1,22 +1,26 @@
 """One cluster whose nodes encrypt, in network namespaces: examples/encryption.yaml, over an underlay of one family, in each mode, live.
 
+Its pods have addresses of both families, or of those that are asked for.
+
 Of an underlay of both families the nodes take IPv4, and leave room for IPv6; with one family, a device's MTU is exact, and so is its test.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from schemas.topology import Cluster, Node, Pod, Topology, WireguardSettings
-from schemas.values import IPV4, IPV6, Address, Family
+from schemas.values import FAMILIES, IPV4, IPV6, Address, Family, Prefix
 from services.cli.files import load
 from services.planner import mesh as planned
 from tests import sites
 from tests.topologies import EXAMPLES
+
+Of = TypeVar("Of", Address, Prefix)
 
 ROME = "Cluster/rome/rome"
 DEVICE, UPLINK, PORT = "me.0", "eth0", 51871
@@ -55,11 +59,11 @@ MODES = [Mode(way, nodes) for nodes in (False, True) for way in ("native", "vxla
 
 
 class Site(sites.Site):
-    """The cluster rome as it is now, over an underlay of this family."""
+    """The cluster rome as it is now, over an underlay of this family, with pods of these."""
 
-    def __init__(self, folder: Path, underlay: Family) -> None:
+    def __init__(self, folder: Path, underlay: Family, pods: Collection[Family] = FAMILIES) -> None:
         self.underlay: Family = underlay
-        super().__init__(folder, _placed(underlay), Node, [OUTSIDE[underlay]])
+        super().__init__(folder, [_of_pods(item, pods) for item in _placed(underlay)], Node, [OUTSIDE[underlay]])
 
     def node(self, name: str) -> Node:
         found = self.object(f"Node/rome/{name}")
@@ -122,6 +126,22 @@ def _with_one(item: Topology, underlay: Family) -> Topology:
         return replace(item, opt_out=False, addresses=tuple(found) or (_third(underlay),))
     if isinstance(item, Pod) and item.name == "roam":
         return replace(item, addresses=(*item.addresses, _ROAMS_BY_IPV6))
+    return item
+
+
+def _of_pods(item: Topology, families: Collection[Family]) -> Topology:
+    """The object, without pods' addresses of other families."""
+
+    def kept(found: Iterable[Of]) -> tuple[Of, ...]:
+        return tuple(each for each in found if each.family in families)
+
+    match item:
+        case Cluster():
+            return replace(item, pod_prefixes=kept(item.pod_prefixes), internal_prefixes=kept(item.internal_prefixes))
+        case Node():
+            return replace(item, pod_prefixes=kept(item.pod_prefixes), source_addresses=kept(item.source_addresses))
+        case Pod():
+            return replace(item, addresses=kept(item.addresses))
     return item
 
 

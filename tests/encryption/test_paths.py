@@ -120,8 +120,14 @@ async def test_on_the_wire_there_is_wireguard_alone(
     turned: Made, mode: Mode, family: Family | None, path: str, record_property: Callable[[str, object], None]
 ) -> None:
     """Requests and answers pass both devices in plain, and both uplinks inside WireGuard only; strict mode has counted nothing."""
-    asked, site = PATHS[path], turned(mode)
-    family = family or site.underlay
+    site = turned(mode)
+    await goes_inside(site, mode, PATHS[path], family or site.underlay)
+    record_property("mode", str(mode))
+    record_property("path", f"{path} {mode} {family or site.underlay} over {site.underlay}")
+
+
+async def goes_inside(site: Site, mode: Mode, asked: Path, family: Family) -> None:
+    """Fails unless what is said on a path goes by WireGuard and no other way."""
     dial = asked.dial(site, family)
     with led_out(site, asked), wire.watched() as seen:
         talk = await wire.talk(asked.client, asked.server, dial, family, address=dial if asked.leaves else "")
@@ -141,8 +147,6 @@ async def test_on_the_wire_there_is_wireguard_alone(
         if mode.nodes:
             assert [packet for packet in uplink if not (wire.is_wireguard(packet) or wire.is_of_the_link(packet))] == []
     assert [count for name in wire.NODES for count in wire.counted(site, name).values() if count] == []
-    record_property("mode", str(mode))
-    record_property("path", f"{path} {mode} {family} over {site.underlay}")
 
 
 @contextlib.contextmanager
