@@ -10,44 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from msgspec import Struct
-
-from schemas.codec import DecodeError
 from schemas.in_use import InUse
-from schemas.plan import HostPlan, diff_units, digest_of, mesh_unit
+from schemas.plan import HostPlan, diff_units
 from schemas.status import ApplyReport, Refusal
-from schemas.topology import KINDS, EgressPolicy, Gateway, Node, Peering, Topology, decode_topology
-from schemas.values import Name, Prefix
+from schemas.topology import EgressPolicy, Gateway, Node, Peering, Topology
+from schemas.values import Prefix
 from services.planner.admit import Problem, admit, admit_removal, admit_together, overtaken
-from services.planner.allocate import NOTHING, Allocations, Rollout, advance, peering_id
+from services.planner.allocate import NOTHING, Allocations
 from services.planner.compile import Compiler, gateway
 from services.planner.compile.parts import unit_name
-from services.planner.egress import Way
-from services.planner.egress import advance as advance_way
 from services.planner.remaps import Exhausted
+from services.planner.rollouts import Rollouts, settle_rollouts
 from services.planner.rotations import Rotations
+from services.planner.said import Said, decoded, named, read
 from services.planner.state import Attachment, HostId, State
 from services.planner.step import Claim, Step
 
-_NAME_CHARACTERS, _REASON_CHARACTERS = 253, 1000
-_REVISION = b'"revision"'
-_OBJECT_BYTES_MAX = 512 * 1024
-"""What is admitted is written again with more headers, and a broker takes 1 MiB in all."""
-_KIND_BY_TOKEN = {kind.lower(): kind for kind in KINDS}
-
-
-class Said(Struct, frozen=True):
-    """One topology message: the subject and its tokens (none: they cannot be read), the payload (empty: delete), its place in the stream.
-
-    `stored_s` is when the broker stored it (Unix time), `trace` its traceparent.
-    """
-
-    tokens: tuple[str, ...]
-    payload: bytes
-    sequence: int
-    stored_s: float = 0.0
-    trace: str = ""
-    subject: str = ""
+_REASON_CHARACTERS = 1000
 
 
 class Admitted(NamedTuple):
@@ -96,8 +75,11 @@ class Core:
         self.published: dict[HostId, HostPlan] = {}
         self.reports: dict[HostId, ApplyReport] = {}
         self._compiler = Compiler(self.state, self.allocations)
-        self._rotations = Rotations(self.state, self.allocations, self.reports, self._holds)
         self._claims: dict[HostId, Claim] = {}
+        self._rollouts = Rollouts(
+            self.state, self.allocations, self._compiler, published=self.published, reports=self.reports, claims=self._claims
+        )
+        self._rotations = Rotations(self.state, self.allocations, self.reports, self._rollouts.holds)
         self._pending: dict[str, Pending] = {}
         self._blocked: dict[frozenset[str], _Moment] = {}
         self._dirty: set[HostId] = set()
@@ -137,9 +119,9 @@ class Core:
 
     def is_overtaken(self, said: Said, earlier: Said | None) -> bool:
         """Whether a message is an old copy by its revision: than what is admitted, or than an `earlier` message about the same object."""
-        if _REVISION not in said.payload:
+        if not said.has_revision:
             return False
-        item, before = _decoded(said), _decoded(earlier) if earlier is not None else None
+        item, before = decoded(said), decoded(earlier) if earlier is not None else None
         return self._overtaken(item, before) is not None
 
     def note_in_use(self, report: ApplyReport) -> None:
@@ -174,8 +156,7 @@ class Core:
 
         A host's first plan is one, even when there is nothing for it to hold: it answers for that, and is known not to be silent.
         """
-        self._advance_rollouts()
-        self._advance_ways()
+        self._dirty |= self._rollouts.advance()
         for host in self._rotations.advance():
             self._dirty |= self._compiler.turn(host)
         found = []
@@ -190,20 +171,15 @@ class Core:
         return found
 
     def _hear_one(self, said: Said, outcome: Outcome) -> None:
-        if len(said.tokens) != len(("kind", "cluster", "name")) or said.tokens[0] not in _KIND_BY_TOKEN:
-            expected = f"<kind>.<cluster>.<name> with a kind of {', '.join(sorted(_KIND_BY_TOKEN))}"
-            reason = f"the subject names no object: expected {expected}; dots and other special bytes of a name are written as %2E"
-            outcome.unreadable.append((said, reason))
+        about = named(said)
+        if isinstance(about, str):
+            outcome.unreadable.append((said, about))
             return
-        kind, cluster, name = _KIND_BY_TOKEN[said.tokens[0]], said.tokens[1], said.tokens[2]
-        if (unusable := _unusable(cluster, name, said)) is not None:
-            outcome.unreadable.append((said, unusable))
-            return
-        ref = f"{kind}/{cluster}/{name}"
+        ref = about.ref
         waiting = self._pending[ref].said.sequence if ref in self._pending else 0
         if said.sequence <= self.sequences.get(ref, 0) or said.sequence < waiting:
             return
-        item, problem = _read(ref, said)
+        item, problem = read(ref, said)
         old = self._overtaken(item, self._pending[ref].item if ref in self._pending else None)
         if old is None:
             self._pending.pop(ref, None)
@@ -219,7 +195,7 @@ class Core:
                 self._retry_pending(outcome)
                 return
         reason = problem.reason if len(problem.reason) <= _REASON_CHARACTERS else f"{problem.reason[:_REASON_CHARACTERS]}…"
-        outcome.refused.append(Refusal(kind, cluster, name, reason, problem.field, problem.other, said.sequence))
+        outcome.refused.append(Refusal(*about, reason, problem.field, problem.other, said.sequence))
 
     def _overtaken(self, item: Topology | None, waiting: Topology | None) -> Problem | None:
         if item is None:
@@ -353,118 +329,12 @@ class Core:
         said = {ref: self._pending[ref].said.sequence for ref in waiting if ref in self._pending}
         return _Moment(said, blocker, self.sequences.get(blocker, 0))
 
-    def _advance_rollouts(self) -> None:
-        for item in list(self.state.peerings.values()):
-            attachments = (Attachment(item, 0), Attachment(item, 1))
-            key = peering_id(attachments[0])
-            before = self.allocations.rollout(key)
-            first, second = map(self._in_sync, attachments)
-            greeted = all(attachment.host in self.state.keys for attachment in attachments)
-            moved = advance(before, item.tunnels, first_holds=first, both_hold=first and second and greeted)
-            if item.ref in self.allocations.turning and 0 < before.present == before.joined:
-                moved = before  # while keys are changed, tunnels neither come nor go
-            if self._is_rolled_out(attachments):
-                moved = Rollout.complete(item.tunnels)
-            if moved != before:
-                self.allocations.set_rollout(key, moved)
-                self._dirty |= self._compiler.refresh([item])
-
-    def _advance_ways(self) -> None:
-        """Lead pods to the node that their policy names now once that is ready, and let the one before go once all have followed."""
-        for policies in list(self.state.egress.values()):
-            for item in policies.values():
-                way = self.allocations.way(self.state, item)
-                if way == Way(item.node):
-                    continue
-                all_hold = way.node == item.node and all(
-                    self._holds_mesh(HostId(item.cluster, name)) for name in self.state.nodes[item.cluster]
-                )
-                moved = advance_way(way, item.node, wanted_holds=self._holds_mesh(HostId(item.cluster, item.node)), all_hold=all_hold)
-                if moved != way:
-                    self.allocations.set_way((item.cluster, item.name), moved)
-                    self._dirty |= self._compiler.refresh([item])
-
-    def _is_rolled_out(self, attachments: tuple[Attachment, Attachment]) -> bool:
-        """True when how far the tunnels were rolled out was lost with a store, and both ends have them: nothing is to begin anew.
-
-        Ends that claim to hold the peering tell it, or, where only the allocations were lost, the published plans.
-        """
-        claims = [self._claims.get(attachment.host) for attachment in attachments]
-        unit = unit_name(attachments[0])
-        if all(claim is not None and claim.epoch and claim.unit(unit) is not None for claim in claims):
-            return True
-        plans = [self.published.get(attachment.host) for attachment in attachments]
-        known = peering_id(attachments[0]) in self.allocations.rollouts
-        return not known and all(plan is not None and plan.units.get(unit) for plan in plans)
-
-    def _in_sync(self, attachment: Attachment) -> bool:
-        """True when the end holds the very unit that is published and still wanted."""
-        return self._holds(attachment.host, unit_name(attachment))
-
-    def _holds_mesh(self, host: HostId) -> bool:
-        return self._holds(host, mesh_unit(host.cluster))
-
-    def _holds(self, host: HostId, unit: str) -> bool:
-        """True when a host holds the very unit that is published and still wanted."""
-        plan, report = self.published.get(host), self.reports.get(host)
-        if plan is None or report is None:
-            return False
-        wanted = self._compiler.unit(host, unit)
-        published = plan.units.get(unit)
-        if wanted is None or published is None:
-            return False
-        held = next((entry.held for entry in report.units if entry.unit == unit), "")
-        return held == digest_of(wanted) == digest_of(published)
-
-
-def settle_rollouts(state: State, allocations: Allocations) -> None:
-    """Set every rollout to its end: what the plans are once all hosts have followed (for plans on paper)."""
-    for item in state.peerings.values():
-        allocations.set_rollout((item.cluster, item.name), Rollout.complete(item.tunnels))
-    for policies in state.egress.values():
-        for policy in policies.values():
-            allocations.set_way((policy.cluster, policy.name), Way(policy.node))
-
 
 def _translations(attachment: Attachment, published: Mapping[HostId, HostPlan]) -> dict[Prefix, Prefix]:
     """How an end sees real prefixes by its gateway's published plan."""
     plan = published.get(attachment.host)
     unit = plan.units.get(unit_name(attachment), {}) if plan else {}
     return gateway.translations(entry.object for entry in unit.values())
-
-
-def _unusable(cluster: str, name: str, said: Said) -> str | None:
-    """Why a subject's names are not even good for a refusal: too long for a subject, or no names where only the subject has them."""
-    if max(len(cluster), len(name)) > _NAME_CHARACTERS:
-        return f"a name in the subject is longer than {_NAME_CHARACTERS} characters"
-    try:
-        if not said.payload:
-            _ = Name.parse(cluster), Name.parse(name)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _decoded(said: Said) -> Topology | None:
-    """The object that a message holds, if it holds one."""
-    try:
-        return decode_topology(said.payload) if 0 < len(said.payload) <= _OBJECT_BYTES_MAX else None
-    except DecodeError:
-        return None
-
-
-def _read(ref: str, said: Said) -> tuple[Topology | None, Problem | None]:
-    if not said.payload:
-        return None, None
-    if len(said.payload) > _OBJECT_BYTES_MAX:
-        return None, Problem(f"the object has {len(said.payload)} bytes; {_OBJECT_BYTES_MAX} are the most", retry=False)
-    try:
-        item = decode_topology(said.payload)
-    except DecodeError as error:
-        return None, Problem(error.reason, error.field, retry=False)
-    if item.ref != ref:
-        return None, Problem(f"the subject names {ref}, the payload {item.ref}; they must be the same", "$.name", retry=False)
-    return item, None
 
 
 __all__ = ["Admitted", "Claim", "Core", "Outcome", "Said", "Step", "settle_rollouts"]

@@ -14,9 +14,10 @@ from schemas.values import IPV4, IPV6, Family
 from tests.encryption import wire
 from tests.encryption.conftest import Made
 from tests.encryption.site import UPLINK, Mode
+from tests.encryption.streams import FLOWS, streams
 from tests.encryption.test_paths import PATHS, goes_inside
 from tests.encryption.test_strict import ONE, TWO, counts, grown
-from tests.encryption.test_switching import RUN_S, streams, told, turn
+from tests.encryption.test_switching import RUN_S, turn
 
 NATIVE, VXLAN, GENEVE = Mode("native"), Mode("vxlan"), Mode("geneve")
 WAYS = [(mode, path) for mode in (NATIVE, VXLAN, GENEVE) for path in ("pod-to-pod", "node-to-pod")] + [(NATIVE, "pod-to-roaming-pod")]
@@ -90,11 +91,11 @@ async def test_modes_change_over_ipv6(turned: Made, before: Mode, after: Mode, r
     with wire.watched_on(UPLINK) as uplinks:
         async with streams(site) as flows:
             await asyncio.sleep(RUN_S)
-            so_far = sum(flow.sent for flow in flows)
+            so_far = flows.sent
             await asyncio.to_thread(turn, turned, site, after)
-            during = sum(flow.sent for flow in flows) - so_far
+            during = flows.sent - so_far
             await asyncio.sleep(RUN_S)
-    record_property("lost", f"{before} → {after} over IPv6: {told(flows)}, of which {during} were sent while nodes turned")
+    record_property("lost", f"{before} → {after} over IPv6: {flows}, of which {during} were sent while nodes turned")
     assert [wire.in_clear(uplink, site.cluster()) for uplink in uplinks] == [[], []]
-    assert sum(flow.lost for flow in flows) <= (0 if before.way == after.way else during + len(flows) * 8)
+    assert flows.lost <= (0 if before.way == after.way else during + len(flows.flows) * FLOWS)
     assert site.differences() == {}
