@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from schemas.plan import Entry, HostPlan, unit_tag
 from schemas.status import Peers, TunnelHealth
 from schemas.topology import PublicKey
 from schemas.values import Address, Endpoint, Key, Prefix
-from services.applier import health, peers, reports, service, watch
+from services.applier import health, newcomers, peers, reports, service, watch
 from services.applier.health import Tunnel
 from services.applier.service import ApplierService
 from services.kernel.curve25519 import public_key
@@ -455,6 +455,29 @@ async def test_peers_that_shake_hands_are_counted_without_a_turn(monkeypatch: py
             report = await broker.reports.get()
             assert report.peers == expected
         assert kernel.host.commits == commits
+
+
+async def test_a_new_peer_that_does_not_answer_is_greeted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the turn that brought it, on its link."""
+    monkeypatch.setattr(newcomers, "UNHEARD_S", 0.0)
+    monkeypatch.setattr(newcomers, "OTHER_S", 0.0)
+    item = msgspec.structs.replace(NAMED, endpoint=Endpoint("192.0.2.3:51871"))
+    loop, is_greeted = asyncio.get_running_loop(), asyncio.Event()
+
+    class Telling(FakeKernel):
+        def greet(self, link: str, keys: Collection[Key]) -> None:
+            super().greet(link, keys)
+            loop.call_soon_threadsafe(is_greeted.set)
+
+    kernel = Telling(FakeHost(greeted=[item.key]))  # it was sent something
+    items = (WireguardLink("mt.node", 51871, 1420, kernel.public_key()), item)
+    plan = HostPlan(EMPTY.cluster, EMPTY.host, {"encryption/rome": {item.key: Entry(item, ()) for item in items}})
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(plan, 1)
+        broker.announce(EMPTY, plan, 1)
+        await is_greeted.wait()
+    assert set(kernel.host.greeted) == {item.key}
+    assert len(kernel.host.greeted) > 1
 
 
 async def test_the_kernel_is_asked_to_trace_a_flow(monkeypatch: pytest.MonkeyPatch) -> None:
