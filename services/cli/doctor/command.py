@@ -25,7 +25,7 @@ OverlayName = Annotated[Overlay, Parameter(help="the overlay of this host's clus
 EncryptionName = Annotated[
     Encryption, Parameter(help="the encryption of a node's cluster: what it needs is then no warning, but a problem")
 ]
-Mask = Annotated[int, Parameter(help="the mask of the cluster's marks, as 0xfff")]
+Mask = Annotated[int, Parameter(help="the mask of the cluster's marks", show_default=hex)]
 Ports = Annotated[
     list[int],
     Parameter(
