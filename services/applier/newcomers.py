@@ -67,6 +67,7 @@ class Newcomers:
     def __init__(self) -> None:
         self._known: dict[tuple[str, Key], _Newcomer | None] = {}
         """By link and key; None for who is new no more."""
+        self._plan: HostPlan | None = None
 
     @property
     def links(self) -> frozenset[str]:
@@ -75,9 +76,17 @@ class Newcomers:
 
     def follow(self, plan: HostPlan, now_s: float) -> None:
         """Take the peers of a plan that a turn has just made; those that the last one did not have are new."""
-        objects = plan.objects().values()
-        own = {item.name: item.public_key for item in objects if isinstance(item, WireguardLink)}
-        planned = [(item.link, item.public_key) for item in objects if isinstance(item, WireguardPeer)]
+        if plan is self._plan:
+            return
+        own: dict[str, Key | None] = {}
+        planned: list[tuple[str, Key]] = []
+        for unit in plan.units.values():  # without a list of all objects: each turn does this
+            for entry in unit.values():
+                if isinstance(entry.object, WireguardPeer):
+                    planned.append((entry.object.link, entry.object.public_key))
+                elif isinstance(entry.object, WireguardLink):
+                    own[entry.object.name] = entry.object.public_key
+        self._plan = plan
         before, self._known = self._known, {}
         for link, key in planned:
             mine = own.get(link)
