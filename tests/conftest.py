@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 import uuid
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests import closing
 from tests.mounts import enter_with_own_run
 
 # A busy machine is no failure: no example has to be done within a time. Nothing is kept: a guest cannot write, and each run stands alone.
@@ -25,8 +27,6 @@ SESSION = f"{SESSION_VARIABLE}={uuid.uuid4().hex}".encode()
 NAMESPACE_PREFIX = "mm"
 DAEMONS = ("nats-server", "wireguard-go")
 SETTLE_S = 5.0  # what a test stopped may take this long to be gone
-COVERS = {"encryption": ("mode", "path")}
-"""By suite, the properties (``record_property``) whose different values its closing line counts."""
 REAL_KERNEL = Path(__file__).parent / "real_kernel"
 
 
@@ -125,15 +125,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         outcome = f"failed={failed}"
         passed = f"passed={count['passed'] + count['xfailed']}"
         rest = f"skipped={count['skipped']} seconds={seconds:.1f}"
-        covered = _covered(suite, terminalreporter.getreports("passed"))
+        reports = {name: _properties(terminalreporter.getreports(name)) for name in ("passed", "failed")}
+        covered = closing.counted(suite, reports["passed"], reports["passed"] + reports["failed"])
         line = f"{covered} {outcome} {passed} {rest}" if covered else f"{passed} {outcome} {rest}"
         config.add_cleanup(lambda: print(f"{suite}: {line}"))  # noqa: T201 - after pytest's own closing line
 
 
-def _covered(suite: str, passed: list[pytest.TestReport]) -> str:
-    """What a suite counts besides its tests: the different values that those that passed have recorded as properties."""
-    properties = [item for report in passed for item in report.user_properties]
-    return " ".join(f"{name}s={len({value for key, value in properties if key == name})}" for name in COVERS.get(suite, ()))
+def _properties(reports: Iterable[pytest.TestReport]) -> list[tuple[str, object]]:
+    return [item for report in reports for item in report.user_properties]
 
 
 def _wait_until_gone(before: frozenset[str]) -> frozenset[str]:

@@ -16,9 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from schemas.commands import TraceFlow
-from schemas.flow import FlowEvent
+from schemas.flow import FlowEvent, Layer4
 from schemas.plan import HostPlan
-from schemas.values import Address
+from schemas.values import Address, Family
 from services.auditor.trace.flows import Flows
 from services.auditor.trace.passages import Passages
 from services.auditor.trace.trails import Trail
@@ -44,16 +44,22 @@ PODS = {
     "shop": (Address("10.200.1.10"), Address("fd00:200:0:1::10")),
     "stock": (Address("10.200.2.10"), Address("fd00:200:0:2::10")),
     "post": (Address("10.200.3.10"), Address("fd00:200:0:3::10")),
+    "worker-2": (Address("172.18.0.12"), Address("2001:db8:18::12")),
 }
 
 
 class Case(Struct, frozen=True):
-    """A cluster's fields, a host whose rules of these priorities go, and the pod that is spoken to, in which family."""
+    """A cluster's fields, a host whose rules of these priorities go, who speaks to whom in which family.
+
+    With `outer`, the underlay has this family alone.
+    """
 
     cluster: dict[str, object] = {}
     broken: tuple[HostId, tuple[int, ...]] | None = None
+    source: str = "shop"
     to: str = "stock"
-    family: int = 4
+    family: Family = 4
+    outer: Family | None = None
     answered: bool = True
 
 
@@ -98,7 +104,7 @@ def flows(plan: HostPlan, recorded: Recorded, comment: str = "") -> list[FlowEve
         view_of(plan),
         plan.because,
         lambda index: recorded.links.get(index, ""),
-        lambda: f"{plan.host}-{next(numbers)}",
+        lambda: f"{plan.cluster}/{plan.host}-{next(numbers)}",
         lambda _: comment,
     )
     passages, found, at_s = Passages(), list[FlowEvent](), _BEGIN_S
@@ -187,21 +193,25 @@ def _links(host: LinuxHost) -> dict[int, str]:
 
 def drawn(found: Sequence[Trail], wanted: Session) -> str:
     """Points line by line in the compact form, then each direction's path, without what differs from run to run."""
-    names: dict[str, str] = {}
+    names: dict[str, int] = {}
     lines = [forms.compact(event, way, wanted) for way, event in judged(_normal(found, names))]
     lines = [line[line.index("[", 1) if line[0] != "[" else 0 :].removeprefix("\\") for line in lines]
     return "\n".join([*lines, "", *forms.paths(list(_normal(found, {})), courses(found), wanted)]) + "\n"
 
 
-def _normal(found: Iterable[Trail], names: dict[str, str]) -> Iterator[Trail]:
-    """Trails whose receiver indices and links of pods are called by their order, and whose counters begin at 0."""
+def _normal(found: Iterable[Trail], names: dict[str, int]) -> Iterator[Trail]:
+    """Trails without what kernels choose by chance: receiver indices are called by their order, counters are 0, and so an overlay's source
+    port, which is a hash, is 1.
+    """
     for trail in found:
         outer = [replace(link, event=_plain(link.event, names)) for link in trail.outer]
-        yield Trail(trail.way, trail.corr, [_plain(event, names) for event in trail.seen], outer, trail.route)
+        yield Trail(trail.way, trail.corr, [_plain(event, names) for event in trail.seen], outer, trail.route, trail.swallowed)
 
 
-def _plain(event: FlowEvent, names: dict[str, str]) -> FlowEvent:
+def _plain(event: FlowEvent, names: dict[str, int]) -> FlowEvent:
     if event.wg is not None and event.wg.counter is not None:
-        index = int(names.setdefault(f"index {event.wg.receiver_index}", str(len(names) + 1)))
+        index = names.setdefault(f"index {event.wg.receiver_index}", len(names) + 1)
         event = replace(event, wg=replace(event.wg, receiver_index=index, counter=0))
+    if event.tunnel is not None and event.tunnel.l4.udp is not None:
+        event = replace(event, tunnel=replace(event.tunnel, l4=Layer4(udp=replace(event.tunnel.l4.udp, source_port=1))))
     return replace(event, drop_reason_desc=_HANDLE.sub("handle N", event.drop_reason_desc))

@@ -15,7 +15,7 @@ from tests.real_kernel.report import RESULTS_VARIABLE
 
 RUN_INSIDE = (
     *("tests/contract/kernel", "tests/integration/kernel", "tests/integration/applier", "tests/integration/mesh", "tests/encryption"),
-    INSIDE,
+    *("tests/trace", INSIDE),
 )
 """Tests that need a real kernel and no processes besides: run where they stand; of a suite for fake and real, only the real half."""
 IS_GUEST = RESULTS_VARIABLE in os.environ

@@ -28,6 +28,14 @@ INSIDE = "tests/real_kernel/inside"
 """Tests that are for the guest alone."""
 MESHES, ENCRYPTION = "tests/integration/mesh/", "tests/encryption/"
 """Tests that share what the first of a module makes."""
+TRACE = "tests/trace/"
+"""The same; few of their cases are run, as what differs there is WireGuard in the kernel, and Geneve."""
+TRACED = {
+    "test_points.py": ("native", "overlay", "geneve", "geneve-ipv6"),
+    "test_broken.py": ("table 10 emptied", "peer removed", "outer overlay in clear"),
+    "test_sound.py": ("overlay, nodes",),
+}
+"""By file, those cases."""
 ROOT = Path(__file__).parent.parent.parent
 VNG = ROOT / ".cache" / "real-kernel" / "bin" / "vng"
 BOOT_S = 600.0
@@ -76,7 +84,7 @@ def _version(image: Path) -> list[int]:
 
 def split(items: Sequence[str]) -> list[list[str]]:
     """The items for two runs beside each other that take about as long: a guest has two processors. Those of one mesh stay together."""
-    runs = [[item for item in items if item.startswith(ENCRYPTION)], [item for item in items if item.startswith((MESHES, INSIDE))]]
+    runs = [[item for item in items if item.startswith(ENCRYPTION)], [item for item in items if item.startswith((MESHES, TRACE, INSIDE))]]
     weights = [_SHARED_WEIGHT * len(run) for run in runs]
     shared = {item for run in runs for item in run}
     for item in items:
@@ -93,9 +101,9 @@ def sample(items: Sequence[str]) -> list[str]:
     Those of the folder INSIDE are one story, and all there.
     """
     cases: dict[str, list[str]] = {}
-    kept = {item for item in items if item.startswith(INSIDE)}
+    kept = {item for item in items if (_is_traced(item) if item.startswith(TRACE) else item.startswith(INSIDE))}
     for item in items:
-        if item not in kept:
+        if item not in kept and not item.startswith(TRACE):
             cases.setdefault(item.partition("[")[0], []).append(item)
     for name, group in cases.items():
         count = min(len(group), _cases_max(name))
@@ -115,6 +123,11 @@ def _cases_max(name: str) -> int:
 
 def _spread(items: Sequence[str], count: int) -> Iterator[str]:
     return (items[number * len(items) // count] for number in range(count))
+
+
+def _is_traced(item: str) -> bool:
+    path, _, case = item.removesuffix("]").partition("[")
+    return case in TRACED.get(path.removeprefix(TRACE).partition("::")[0], ())
 
 
 class Guest:

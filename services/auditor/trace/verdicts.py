@@ -2,7 +2,8 @@
 
 A WireGuard device sends nothing in clear and lets nothing through that was not encrypted to it: a packet that was seen going into one, or
 coming out of one, was encrypted on that way between two hosts. What was seen leaving by the uplink, or coming by it, as itself or inside an
-overlay packet that is in clear, was not. Without either it is not known, and that is said.
+overlay packet that is in clear, was not. Without either it is not known, and that is said; so of a packet that went into a device
+that sent nothing to the peer then, as one without that peer, and was not seen by the next host of its way.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ UNSEEN = "?"
 
 
 class Evidence(Struct, frozen=True):
-    """What was seen on which host that says how the packet went."""
+    """What was seen on which host that says how the packet went; with `encrypted` None, that it says nothing."""
 
     node: str
-    encrypted: bool
+    encrypted: bool | None
     method: str
     confidence: Confidence
 
@@ -69,7 +70,7 @@ def crossings(trail: Trail) -> tuple[Crossing, ...]:
     for here, there in itertools.pairwise(nodes):
         found.append(_crossing(here, there, (*_departure(trail, here), *_arrival(trail, there))))
     if nodes and (left := tuple(_departure(trail, nodes[-1]))):
-        found.append(_crossing(nodes[-1], UNSEEN, left))
+        found.append(_crossing(nodes[-1], UNSEEN, tuple(_lost(left)) if _is_lost(trail, nodes[-1]) else left))
     return tuple(found)
 
 
@@ -133,9 +134,19 @@ def _says_less(pair: tuple[str, str], counted: Mapping[tuple[str, str], list[Enc
 
 
 def _crossing(source: str, destination: str, evidence: tuple[Evidence, ...]) -> Crossing:
-    said = {one.encrypted for one in evidence}
+    said = {one.encrypted for one in evidence if one.encrypted is not None}
     known: Encryption = "partial" if len(said) > 1 else "unknown" if not said else "encrypted" if True in said else "plaintext"
     return Crossing(source, destination, known, evidence)
+
+
+def _is_lost(trail: Trail, node: str) -> bool:
+    """Whether a device swallowed the packet, on its way to another host where outer packets would have been seen."""
+    return node in trail.swallowed and node in trail.route and node != (trail.route[-1] if trail.way == "forward" else trail.route[0])
+
+
+def _lost(evidence: Iterable[Evidence]) -> Iterator[Evidence]:
+    for one in evidence:
+        yield replace(one, encrypted=None, method=f"{one.method}, which sent nothing then") if one.encrypted else one
 
 
 def _departure(trail: Trail, node: str) -> Iterator[Evidence]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from schemas import codec, subjects
 from schemas.commands import TRACE_SAMPLE_MAX, TRACE_SECONDS_MAX
 from schemas.flow import FlowEvent, FlowMessage
+from schemas.values import Address
 from services.auditor.trace.trails import Trail, Way
 from services.auditor.trace.verdicts import courses, judged, packet_verdict
 from services.cli import records
@@ -40,6 +41,10 @@ _NO_FILTERS = Filters()
 From = Annotated[str, Parameter(name="--from", help="One end: CLUSTER/POD, CLUSTER/NODE, or an address")]
 To = Annotated[str, Parameter(name="--to", help="The other end, in the same way; packets are shown in both directions")]
 ClusterName = Annotated[str | None, Parameter(help="Cluster of ends that are given without one, and the only one to look for addresses in")]
+Services = Annotated[
+    list[str] | None,
+    Parameter(name="--service", help="Address by which --from dials --to, as a service's; may be given several times", negative=()),
+]
 For = Annotated[str, Parameter(name="--for", help="How long to look, at most 10m; the hosts forget it by then, whatever happens")]
 Follow = Annotated[bool, Parameter(help="Go on until interrupted", negative=())]
 Sample = Annotated[
@@ -61,6 +66,7 @@ async def trace(
     source: From,
     destination: To,
     cluster: ClusterName = None,
+    service: Services = None,
     duration: For = "30s",
     follow: Follow = False,
     sample: Sample = 1,
@@ -84,6 +90,7 @@ async def trace(
     ```sh
     meshmark trace --from rome/shop --to rome/stock
     meshmark trace --from rome/shop --to milan/bank --for 10s --output path
+    meshmark trace --from rome/shop --to rome/stock --service 10.96.0.1
     meshmark trace --from 10.200.1.10 --to 10.200.2.10 --cluster rome --port 443 --unencrypted --first 1
     meshmark trace --from rome/shop --to rome/stock --output json > seen.json
     meshmark trace --from rome/shop --to rome/stock --input-file seen.json --output path --last 1
@@ -100,7 +107,8 @@ async def trace(
     async with (nats or Nats()).connect() as broker:
         allocations = await records.allocations(broker)
         state = State(await records.admitted(broker), allocations.remaps)
-        wanted = session(state, allocations, (source, destination), cluster, int(seconds), only=filters.only(sample))
+        named, services, only = (source, destination), _addresses(service or ()), filters.only(sample)
+        wanted = session(state, allocations, named, cluster, int(seconds), only=only, services=services)
         teller = Teller(wanted, filters, form)
         if input_file is not None:
             teller.tell(_recorded(input_file, wanted))
@@ -146,9 +154,10 @@ class Teller:
         if not self._at_once:
             self._show(kept)
         if self._form != "json":
-            if self._form != "path":
-                for line in forms.summary(courses(kept), self._wanted):
-                    console.print(line)
+            found = courses(kept)
+            lines = forms.summary(found, self._wanted) if self._form != "path" else ()
+            for line in (*lines, *forms.both_ways(found, self._wanted)):
+                console.print(line)
             if not kept:
                 note(f"no such packet was seen between {self._wanted.source.name} and {self._wanted.destination.name}")
         return EXIT_DIFFERENT if any(packet_verdict(trail) in ("plaintext", "partial") for trail in kept) else 0
@@ -175,6 +184,15 @@ class Teller:
             return event
         ends = (wanted.source, wanted.destination) if way == "forward" else (wanted.destination, wanted.source)
         return replace(event, source=ends[0].known, destination=ends[1].known)
+
+
+def _addresses(texts: Iterable[str]) -> list[Address]:
+    """Addresses as they are written; Permanent says which one is none."""
+    try:
+        return [Address.parse(text) for text in texts]
+    except ValueError as error:
+        msg = f"--service: {error}"
+        raise Permanent(msg) from error
 
 
 def _recorded(path: Path, wanted: Session) -> list[Trail]:

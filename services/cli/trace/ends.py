@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from schemas.commands import TraceFlow, TraceProtocol
 from schemas.flow import FlowEnd, FlowEvent
@@ -23,7 +24,7 @@ from services.runtime.errors import Permanent
 class End(Struct, frozen=True):
     """One end of a flow. `host` is where it is, None for somebody outside of all clusters. `known` says who it is, for people.
 
-    `addresses` are its own, `seen` those by which the other end's cluster knows it.
+    `addresses` are its own, `seen` those by which the other end knows it.
     """
 
     name: str
@@ -75,11 +76,19 @@ _ANY = Only()
 
 
 def session(
-    state: State, allocations: Allocations, names: tuple[str, str], cluster: str | None, seconds: int, *, only: Only = _ANY
+    state: State,
+    allocations: Allocations,
+    names: tuple[str, str],
+    cluster: str | None,
+    seconds: int,
+    *,
+    only: Only = _ANY,
+    services: Iterable[Address] = (),
 ) -> Session:
     """The flow between two ends, as they are called: ``cluster/pod``, ``cluster/node``, or an address.
 
-    Permanent says what is wrong with a name. With `cluster`, names are of it, and addresses are looked for there alone.
+    Permanent says what is wrong with a name. With `cluster`, names are of it, and addresses are looked for there alone. By `services` the
+    first end may dial the second: somebody else translates them on its host.
     """
     source, destination = names
     ends = [_end(state, allocations, name, cluster) for name in names]
@@ -88,6 +97,7 @@ def session(
         raise Permanent(msg)
     attachments = _between(state, *ends)
     ends = [_as_seen(state, end, attachments) for end in ends]
+    ends[1] = replace(ends[1], seen=tuple(dict.fromkeys((*ends[1].seen, *services))))
     hosts = [host for host in (ends[0].host, *(each.host for each in attachments), ends[1].host) if host is not None]
     if not hosts:
         msg = f"neither {source} nor {destination} is in a cluster; give a pod or node, as rome/shop, or one's address"

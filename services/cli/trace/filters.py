@@ -11,7 +11,8 @@ from cyclopts import Parameter
 
 from schemas.commands import TraceProtocol
 from schemas.flow import FlowEvent, Layer4, Ports
-from services.auditor.trace.trails import Trail, Way, seconds
+from services.auditor.trace.carriers import seconds
+from services.auditor.trace.trails import Trail, Way
 from services.auditor.trace.verdicts import packet_verdict
 from services.cli.trace.ends import Only
 from services.runtime.errors import Permanent

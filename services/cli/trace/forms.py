@@ -12,13 +12,14 @@ from rich.markup import escape
 
 from schemas.flow import IP, Encryption, FlowEvent
 from services.auditor.trace.trails import Trail, Way
-from services.auditor.trace.verdicts import UNSEEN, Course, Crossing, Hop, crossings
+from services.auditor.trace.verdicts import UNSEEN, Course, Crossing, Hop, crossings, verdict
 from services.cli.trace.ends import Session
 from services.cli.trace.filters import ports_of
 
 COLUMNS = ("TIMESTAMP", "NODE", "SOURCE", "DESTINATION", "POINT", "VERDICT", "ENCRYPTION", "DEVICE", "SUMMARY")
 _COLOURS: dict[Encryption, str] = {"encrypted": "green", "plaintext": "red", "partial": "yellow", "unknown": "dim"}
 _INDENT = " " * 4
+_ARROWS: dict[Way, str] = {"forward": "→", "reply": "←"}
 
 
 def point_of(event: FlowEvent) -> str:
@@ -60,6 +61,16 @@ def summary(courses: Iterable[Course], session: Session) -> Iterator[str]:
         packets = f"{course.packets} packet{'' if course.packets == 1 else 's'}{dropped}"
         yield f"{escape(f'{here.name} → {there.name}')}: {_paint(course.verdict)} ({packets})"
         yield from (f"{_INDENT}{_hop(hop)}" for hop in course.hops)
+
+
+def both_ways(courses: Sequence[Course], session: Session) -> Iterator[str]:
+    """The flow's answer in a line, where both directions were seen; which one differs is named."""
+    if len(courses) < len(_ARROWS):
+        return
+    known = [course.verdict for course in courses]
+    each = ", ".join(f"{_ARROWS[course.way]} {_paint(course.verdict)}" for course in courses)
+    named = f" ({each})" if len(set(known)) > 1 else ""
+    yield f"{escape(f'{session.source.name} ↔ {session.destination.name}')}: {_paint(verdict(known))}{named}"
 
 
 def paths(found: Sequence[Trail], courses: Iterable[Course], session: Session) -> Iterator[str]:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from schemas import codec, subjects
 from schemas.commands import Settled
 from schemas.drift import DriftEvent
+from schemas.flow import FlowMessage
 from schemas.topology import DriftPolicy
 from services.auditor.service import AuditorService
 from services.kernel.linux import LinuxKernel
@@ -38,6 +39,8 @@ class Auditor:
     def __init__(self, mesh: Mesh[LinuxHost], host: HostId) -> None:
         self._mesh, self._host, self._id = mesh, mesh.hosts[host], host
         self._told: list[DriftEvent] = []
+        self.flows: list[FlowMessage] = []
+        """What it has told of traced packets."""
         self.metrics = Metrics()
         self._ready: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
         self._thread = self._host.spawn("auditor", lambda: asyncio.run(self._serve()))
@@ -63,6 +66,7 @@ class Auditor:
     def until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + SOON_S
         while not condition():
+            assert self._thread.is_alive(), "the auditor has ended"
             assert time.monotonic() < end
             time.sleep(0.02)
 
@@ -75,6 +79,7 @@ class Auditor:
         stop = asyncio.Event()
         broker: Any = StubBroker(stop)
         broker.publish_surely = self._hear
+        broker.tell = self._see
         broker.write(replace(self._mesh.core.published[self._id], drift=ALERT), self._mesh.turns)
         settings = Settings(cluster=self._id.cluster, host=self._id.name, quiet_s=0.3)
         context = Context(settings, broker, self.metrics, Readiness("auditor"), stop, structlog.get_logger())
@@ -89,3 +94,6 @@ class Auditor:
     async def _hear(self, subject: str, data: bytes, **_: object) -> None:
         if subject.startswith(f"{subjects.DRIFT}."):
             self._told.append(codec.decode(data, DriftEvent))
+
+    async def _see(self, _: str, data: bytes) -> None:
+        self.flows.append(codec.decode(data, FlowMessage))

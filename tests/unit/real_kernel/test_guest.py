@@ -137,6 +137,12 @@ def test_half_of_the_cases_are_about_geneve(module: str, most: int) -> None:
     assert len(sample([item for item in items if "geneve" not in item])) == most
 
 
+def test_of_the_traces_few_cases_are_run() -> None:
+    """Those that are named; none of a file of which none is."""
+    items = [f"tests/trace/test_points.py::test[{name}]" for name in ("native", "opted-out", "geneve")]
+    assert sample([*items, "tests/trace/test_sessions.py::test_two"]) == [items[0], items[2]]
+
+
 def test_the_story_of_a_mesh_is_told_in_full() -> None:
     """Its tests follow each other."""
     story = [f"{INSIDE}/test_mesh.py::test_step[{number}]" for number in range(2 * CASES_MAX)]

@@ -1,7 +1,7 @@
 """What real kernels (6.18, with wireguard-go) told of an echo request and its answer, as points, outer packets and verdicts.
 
 ``recorded`` has their messages, host by host, without those that say nothing new; ``golden`` what a reviewer has read. The same flows are
-traced live in ``tests/integration/mesh/test_traces.py``, with the same transcripts.
+traced live in ``tests/trace/test_points.py``, with the same transcripts.
 """
 
 from __future__ import annotations

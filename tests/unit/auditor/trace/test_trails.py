@@ -111,7 +111,8 @@ def test_equal_addresses_of_both_ends_are_told_apart_by_the_packets_other_points
         ([("TO_CRYPTO", HERE), ("FROM_NETWORK", THERE)], "partial"),
         ([("FROM_ENDPOINT", HERE), ("TO_ENDPOINT", THERE)], "unknown"),
         ([("FROM_ENDPOINT", HERE), ("TO_ENDPOINT", HERE)], "unknown"),
-        ([("TO_CRYPTO", HERE)], "encrypted"),
+        ([("TO_CRYPTO", HERE)], "unknown"),
+        ([("TO_CRYPTO", THERE)], "encrypted"),
         ([("TO_OVERLAY", HERE), ("FROM_OVERLAY", THERE)], "unknown"),
     ],
 )
@@ -129,8 +130,22 @@ def test_the_mark_of_the_decrypted_is_evidence() -> None:
 
 def test_a_host_that_saw_nothing_is_named_as_such() -> None:
     """What left for nobody knows where has been on its way all the same."""
-    (trail,) = found(at("FROM_ENDPOINT"), at("TO_CRYPTO", ms=1))
+    (trail,) = found(at("FROM_ENDPOINT"), at("TO_CRYPTO", ms=1), outer(HERE, 2, 7))
     assert [(one.source, one.destination, one.verdict) for one in crossings(trail)] == [(HERE, UNSEEN, "encrypted")]
+
+
+def test_what_a_device_swallowed_is_not_called_encrypted() -> None:
+    """It went into one that sent nothing, as without the peer, and the next host of its way did not see it. Where it went in is said."""
+    (trail,) = found(at("FROM_ENDPOINT"), at("TO_CRYPTO", ms=1))
+    (crossing,) = crossings(trail)
+    assert (crossing.source, crossing.destination, crossing.verdict) == (HERE, UNSEEN, "unknown")
+    assert [(one.node, one.method) for one in crossing.evidence] == [(HERE, "into a WireGuard device, which sent nothing then")]
+
+
+def test_a_device_that_cuts_up_what_it_is_given_has_not_swallowed_it() -> None:
+    """As TCP's large segments: outer packets of other lengths left for the peer."""
+    (trail,) = found(at("FROM_ENDPOINT"), at("TO_CRYPTO", ms=1), outer(HERE, 2, 7, length=1480), outer(HERE, 3, 8, length=1480))
+    assert [(one.destination, one.verdict) for one in crossings(trail)] == [(UNSEEN, "encrypted")]
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,22 @@ async def test_compact_has_a_line_for_each_point_and_the_answer(mesh: StubBroker
     assert code == 0
     assert "[rome/worker-1]: 10.200.1.10 (rome/shop) -> 10.200.2.10 (rome/stock) to-crypto FORWARDED (ICMPv4 EchoRequest) dev me.0" in out
     assert "[rome/worker-1]: 10.200.1.10 (rome/shop) <- 10.200.2.10 (rome/stock) from-crypto FORWARDED (ICMPv4 EchoReply) dev me.0" in out
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         "rome/shop → rome/stock: encrypted (1 packet)",
         "    rome/worker-1 → rome/worker-2: encrypted (1 encrypted)",
         "rome/stock → rome/shop: encrypted (1 packet)",
         "    rome/worker-2 → rome/worker-1: encrypted (1 encrypted)",
+        "rome/shop ↔ rome/stock: encrypted",
     ]
+
+
+@pytest.mark.parametrize("form", ["compact", "table", "path"])
+async def test_a_flow_is_encrypted_only_where_both_directions_are(mesh: StubBroker, recorded, capsys, form: str):
+    """The last line says it of both, and names the one in clear; of one direction alone there is no such line."""
+    _, out = await shown(capsys, mesh, recorded["reply-in-clear"], output=form)
+    assert out.splitlines()[-1] == "rome/shop ↔ rome/stock: partial (→ encrypted, ← plaintext)"
+    _, out = await shown(capsys, mesh, recorded["dropped"], output=form)
+    assert "↔" not in out
 
 
 async def test_what_went_in_clear_is_a_difference(mesh: StubBroker, recorded, capsys):
@@ -135,6 +145,7 @@ async def test_a_table_has_the_same_points(mesh: StubBroker, recorded, capsys):
         ({"source": "rome/shob"}, "did you mean rome/shop?"),
         ({"destination": "rome/shop"}, "the same end"),
         ({"source": "192.0.2.1", "destination": "192.0.2.2"}, "neither 192.0.2.1 nor 192.0.2.2 is in a cluster"),
+        ({"service": ["shop.example"]}, "--service: "),
         ({"duration": "2h"}, "between 1s and 10m"),
         ({"duration": "soon"}, "30s, 5m or 500ms"),
         ({"sample": 3}, "a power of two between 1 and 128"),

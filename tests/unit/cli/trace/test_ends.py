@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from schemas.values import Address
 from services.cli.trace.ends import Session, session
 from services.cli.trace.filters import Filters
 from services.planner.core import Core, settle_rollouts
@@ -11,11 +12,11 @@ from services.runtime.errors import Permanent
 from tests.topologies import keys, tell, two_clusters
 
 
-def between(source: str, destination: str) -> Session:
+def between(source: str, destination: str, *services: Address) -> Session:
     core = Core()
     tell(core, [*two_clusters(), *keys()])
     settle_rollouts(core.state, core.allocations)
-    return session(core.state, core.allocations, (source, destination), None, 30)
+    return session(core.state, core.allocations, (source, destination), None, 30, services=services)
 
 
 def test_a_flow_between_clusters_is_followed_through_both_gateways() -> None:
@@ -26,6 +27,15 @@ def test_a_flow_between_clusters_is_followed_through_both_gateways() -> None:
     assert wish.flow == ("10.200.1.10", "10.63.1.10", "10.61.1.10")
     assert {"172.18.0.10", "172.18.1.10"} <= set(wish.outer)
     assert {51840, 51841, 51842, 4789} <= set(wish.ports)
+
+
+def test_a_service_is_the_far_ends_address_for_who_dials_it() -> None:
+    """It is asked for, and a packet to it, or from it, is of the flow."""
+    wanted = between("rome/shop", "milan/bank", Address("10.96.0.1"))
+    (wish,) = set(wanted.hosts.values())
+    assert wish.flow == ("10.200.1.10", "10.63.1.10", "10.61.1.10", "10.96.0.1")
+    assert wanted.destination.has("10.96.0.1", "10.200.1.10")
+    assert not wanted.source.has("10.96.0.1")
 
 
 def test_an_address_is_whose_it_is() -> None:

@@ -1,14 +1,15 @@
-"""The cluster of examples/encryption.yaml in network namespaces: its hosts and pods, whose cluster may be changed while it runs."""
+"""The cluster of examples/encryption.yaml in network namespaces: its hosts and pods, which may be changed while it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from schemas.plan import HostPlan
-from schemas.topology import Cluster, PublicKey, Topology
-from schemas.values import Name
+from schemas.topology import Cluster, Node, PublicKey, Topology
+from schemas.values import Address, Family, Name
 from services.cli.files import load
 from services.cli.lab import namespaces
 from services.cli.lab.layout import UNDERLAY, Layout, host_namespace, layout
@@ -21,6 +22,11 @@ from tests.meshes import Mesh
 from tests.topologies import EXAMPLES, said
 from tests.tracing import ONE, THREE, TWO
 
+_THIRD_BY_IPV6 = Address("2001:db8:18::13")
+"""The example's third node has IPv4 alone; an overlay over IPv6 finds it there."""
+GRACE_S, QUIET_S = 0.5, 1.5
+"""What the audit waits in tests: nothing changes but what they change."""
+
 
 class Rome:
     """The cluster, up from `make` to `close`."""
@@ -31,6 +37,7 @@ class Rome:
         self._keys = {host: new_private_key() for host in (ONE, TWO, THREE)}
         self._items = load([EXAMPLES / "encryption.yaml"])
         self._sequence = 0
+        self._outer: Family | None = None
         self.mesh = Mesh(self._host)
 
     @property
@@ -49,15 +56,25 @@ class Rome:
         self._wiring.turn_into(layout(self._items))
         self._hear([*self._items, *keys])
 
-    def turn(self, **changes: object) -> None:
-        """Let the cluster be that of the example but for these fields, live."""
+    def turn(self, outer: Family | None = None, **changes: object) -> None:
+        """Let the cluster be that of the example but for these fields, live; with `outer`, nodes have addresses of this family alone."""
         (cluster,) = [item for item in self._items if isinstance(item, Cluster)]
-        self._hear([replace(cluster, **changes)])
+        nodes = [item if outer is None else _with_one(item, outer) for item in self._items if isinstance(item, Node)]
+        changed = [item for item in nodes if self.mesh.core.state.nodes["rome"][item.name] != item]
+        self._hear([*changed, replace(cluster, **changes)])
+        if outer != self._outer:
+            self._outer = outer
+            self._meet_anew()
 
-    def session(self, source: str, destination: str, seconds: int = 60) -> Session:
-        """The flow between two pods."""
+    def session(self, source: str, destination: str, seconds: int = 60, services: Iterable[Address] = ()) -> Session:
+        """The flow between two pods or nodes."""
         core = self.mesh.core
-        return session(core.state, core.allocations, (f"rome/{source}", f"rome/{destination}"), None, seconds)
+        return session(core.state, core.allocations, (f"rome/{source}", f"rome/{destination}"), None, seconds, services=services)
+
+    def forget_traces(self) -> None:
+        """End all that was asked for: with the applier that asked, the kernel's table goes."""
+        for host in self.hosts.values():
+            host.restart()
 
     def close(self) -> None:
         """Remove what was made, whatever failed."""
@@ -67,6 +84,13 @@ class Rome:
         finally:
             self._wiring.turn_into(Layout({}, {}))
             namespaces.remove([UNDERLAY])
+
+    def _meet_anew(self) -> None:
+        """Have peers forget where they heard each other: one that moved first hears the other from where that was, and follows it back."""
+        for host in (ONE, TWO):
+            self.hosts[host].run("sh", "-ec", "for peer in $(wg show me.0 peers); do wg set me.0 peer $peer remove; done")
+        for host in (ONE, TWO):
+            self.hosts[host].repair(self.plan(host), self.mesh.turns)
 
     def _hear(self, items: list[Topology]) -> None:
         events = []
@@ -79,3 +103,8 @@ class Rome:
         folder = self._folder / host.name
         folder.mkdir()
         return LinuxHost(host_namespace(*host), folder, self._keys[host])
+
+
+def _with_one(item: Node, family: Family) -> Node:
+    found = tuple(address for address in item.addresses if address.family == family)
+    return replace(item, addresses=found or (_THIRD_BY_IPV6,))

@@ -5,19 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from schemas.topology import WireguardSettings
 from services.auditor.trace.trails import Trail, trails
 from services.cli.trace.ends import Session
 from services.planner.state import HostId
-from tests.integration.mesh.changing import Rome
-from tests.tracing import Case, Recorded, address, echo, flows, recording
+from tests.trace.site import Rome
+from tests.tracing import CASES, Case, Recorded, address, echo, flows, recording
 
 _RULES = {1000: "fwmark 0x4d2/0xfff lookup 10 protocol 77", 1001: "to 10.200.0.0/16 lookup 10 protocol 77"}
+_OVERLAY, _GENEVE = {"routing": "overlay"}, {"routing": "overlay", "overlay": "geneve"}
+
+ALL = CASES | {
+    "native-over-ipv6": Case(outer=6),
+    "overlay-ipv6": Case(_OVERLAY, family=6),
+    "overlay-over-ipv6": Case(_OVERLAY, outer=6),
+    "geneve": Case(_GENEVE),
+    "geneve-ipv6": Case(_GENEVE, family=6),
+    "geneve-over-ipv6": Case(_GENEVE, outer=6),
+    "node-to-pod": Case(source="worker-1"),
+    "node-to-node": Case({"wireguard": WireguardSettings(nodes=True)}, source="worker-1", to="worker-2"),
+    "node-to-node-in-clear": Case(source="worker-1", to="worker-2"),
+}
+"""Those that were recorded, and more, which only exist live."""
 
 
 @contextmanager
 def arranged(rome: Rome, case: Case) -> Iterator[None]:
     """The cluster as the case has it, and whole again after that."""
-    rome.turn(**case.cluster)
+    rome.turn(case.outer, **case.cluster)
     if case.broken is None:
         yield
         return
@@ -34,16 +49,22 @@ def arranged(rome: Rome, case: Case) -> Iterator[None]:
 def traced(rome: Rome, case: Case) -> tuple[Session, dict[HostId, Recorded]]:
     """One echo request of a flow that has begun, and what the hosts on its way told of it."""
     with arranged(rome, case):
-        wanted = rome.session("shop", case.to)
+        wanted, place = rome.session(case.source, case.to), place_of(case.source)
         hosts = {host: rome.hosts[host] for host in wanted.hosts}
         with recording(hosts) as before:
             # Neighbours are found, and WireGuard's sessions made.
-            assert echo("rome.pod.shop", address(case), before, count=2, ident=1) == (2 if case.answered else 0)
+            assert echo(place, address(case), before, count=2, ident=1) == (2 if case.answered else 0)
+        rome.forget_traces()
         with recording(hosts) as recorder:
             for wish in set(wanted.hosts.values()):
                 recorder.lend(wish)
-            assert echo("rome.pod.shop", address(case), recorder) == case.answered
+            assert echo(place, address(case), recorder) == case.answered
             return wanted, recorder.found
+
+
+def place_of(name: str) -> str:
+    """The namespace of a pod or node of rome."""
+    return f"rome.{name}" if name.startswith("worker-") else f"rome.pod.{name}"
 
 
 def seen(rome: Rome, wanted: Session, found: dict[HostId, Recorded]) -> list[Trail]:
