@@ -114,7 +114,7 @@ class Kernel:
 
     def take_back(self, batch: Sequence[Change]) -> None:
         """Make room for the next sample, whoever made the last one: the engine takes it for a stranger's until it has looked."""
-        self.native.tables()
+        self.native.looking()
         self.native.commit(batch, _MARKER)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from schemas.host_objects import NftTable, PlanObject, WireguardLink
 from schemas.plan import HostPlan, unit_tag
 from services.auditor.causes import by_cause
 from services.auditor.findings import LAYERS, Finding, View, show
+from services.kernel.nftread.words import rule_text
 from services.kernel.transaction import Held, ListedChain, Marker, Observed, same
 
 MARKER_KEY = "marker"
@@ -53,10 +54,21 @@ def _holds(wanted: Held, found: Held | None) -> bool:
 
 def _differing(wanted: Held, found: Held | None) -> tuple[str, str]:
     """Both sides as text; of two chains that differ in their rules, only those rules."""
-    if isinstance(wanted, ListedChain) and isinstance(found, ListedChain) and sorted(wanted.rules) != sorted(found.rules):
+    if isinstance(wanted, ListedChain) and isinstance(found, ListedChain):
         missing, added = Counter(wanted.rules) - Counter(found.rules), Counter(found.rules) - Counter(wanted.rules)
-        return "\n".join(missing.elements()), "\n".join(added.elements())
+        if missing or added:
+            words = _rules(missing), _rules(added)
+            return words if words[0] != words[1] else (_exactly(missing), _exactly(added))
     return show(wanted), show(found)
+
+
+def _rules(rules: Counter[str | bytes]) -> str:
+    return "\n".join(map(rule_text, rules.elements()))
+
+
+def _exactly(rules: Counter[str | bytes]) -> str:
+    """With the kernel's own bytes, where words cannot tell the difference."""
+    return "\n".join(f"{rule_text(rule)} [{rule.hex() if isinstance(rule, bytes) else rule}]" for rule in rules.elements())
 
 
 def _settled(plan: HostPlan, kernel: View) -> AbstractSet[str]:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from schemas import codec
 from schemas.drift import DriftLayer
-from services.kernel.transaction import Held, Marker, Observed
+from services.kernel.nftread.words import rule_text
+from services.kernel.transaction import Held, ListedChain, Marker, Observed
 
 LAYERS: tuple[DriftLayer, ...] = ("nft", "rule", "route", "link", "address", "neighbour", "wireguard", "sysctl")
 LINKED: frozenset[DriftLayer] = frozenset(("route", "link", "address", "neighbour", "wireguard", "sysctl"))
@@ -48,5 +50,7 @@ class Finding(Struct, frozen=True):
 
 
 def show(item: Held | None) -> str:
-    """An object as one line of JSON."""
+    """An object as one line of JSON, rules in words."""
+    if isinstance(item, ListedChain):
+        item = replace(item, rules=tuple(map(rule_text, item.rules)))
     return codec.encode(item).decode() if item is not None else ""

@@ -27,9 +27,10 @@ from services.kernel.neighbours import Neighbours
 from services.kernel.netlink import NETLINK_GENERIC, NETLINK_ROUTE, NetlinkSocket
 from services.kernel.nfnetlink.engine import Nfnetlink
 from services.kernel.nft.engine import LibNftables, NftEngine
-from services.kernel.nft.raw import RawTables
-from services.kernel.nft.reading import Reading
+from services.kernel.nft.loading import LOADING
 from services.kernel.nft.reference import Reference
+from services.kernel.nftread.dumps import Dumps
+from services.kernel.nftread.reading import Reading
 from services.kernel.peers import sorted_prefixes
 from services.kernel.port import ALL_LAYERS, Flow, KeyRing, PeerSeen, RuleCount
 from services.kernel.pyroute import Library
@@ -57,8 +58,8 @@ class LinuxKernel:
 
     `state_dir` holds the private keys and the sysctls' old values. None is for a process that only looks, and is to see no private key of
     ours: it gives WireGuard links with the public key that they have, and wanted ones with the one that the plan knows. One that
-    `remembers` keeps what it read of nftables last, and lists only what has changed since: for who reads again and again. `nft_engine` is
-    what writes nftables objects: our own messages, or libnftables.
+    `remembers` keeps what it read of nftables last, and makes only what has changed since: for who reads again and again. `nft_engine` is
+    what writes and reads nftables objects: our own messages, or libnftables.
     """
 
     def __init__(self, state_dir: Path | None, *, remembers: bool = False, nft_engine: NftEngineName = "nfnetlink") -> None:
@@ -67,12 +68,14 @@ class LinuxKernel:
         links = rtnetlink(self._library)
         self._conntrack = Conntrack(self._library)
         self._engine = _ENGINES[nft_engine]()
-        self._raw = RawTables()
+        self._raw = Dumps()
         self._traced = TraceTable()
-        self._reading = Reading(self._engine, self._raw) if remembers else None
+        self._reference = Reference(LOADING[nft_engine])
+        reading = Reading(self._raw, remembers=remembers, known=self._reference.known)
+        # libnftables' listings and the kernel's own bytes do not compare: who writes by one of them reads and refers by it as well.
+        self._read_tables = self._engine.read_all if isinstance(self._engine, LibNftables) else reading.read
         self._seen: bytes | None = None
         self._marked: tuple[int, Marker | None] | None = None
-        self._reference = Reference(LibNftables)
         self._links = Links(links)
         self._addresses = Addresses(links, self._netlink)
         self._neighbours = Neighbours(self._netlink)
@@ -130,7 +133,8 @@ class LinuxKernel:
         if "nft" in layers:
             generation = self.fingerprint("nft")
             self._seen = None
-            found |= self._reading.read(wanted) if self._reading else self._read_tables(wanted)
+            self._engine.looking()
+            found |= self._read_tables(wanted)
             self._seen = generation
         if "rule" in layers:
             found |= self._rules.read()
@@ -219,7 +223,7 @@ class LinuxKernel:
     def marker(self) -> Marker | None:
         generation = self._raw.generation()
         if self._marked is None or self._marked[0] != generation:
-            self._marked = generation, self._engine.marker()
+            self._marked = generation, self._raw.marker()
         return self._marked[1]
 
     def peers(self, link: str) -> Sequence[PeerSeen]:
@@ -244,9 +248,6 @@ class LinuxKernel:
         self._library.close()
         self._netlink.close()
         self._generic.close()
-
-    def _read_tables(self, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
-        return {key: item for table in self._engine.tables() for key, item in self._engine.read(table, wanted).items()}
 
     def _normal(self, item: PlanObject) -> Held:
         """An object that is neither a route nor of nftables as ``read`` would show it."""

@@ -23,8 +23,8 @@ from services.kernel.nfnetlink.exchange import FIRST, Exchange
 from services.kernel.nfnetlink.rules import Encoders
 from services.kernel.nfnetlink.sets import header_of
 from services.kernel.nfnetlink.wire import Message
-from services.kernel.nft.raw import OWNED
 from services.kernel.nft.steps import Step
+from services.kernel.nftread.dumps import OWNED
 from services.kernel.trace_rules import BEGINNING, SESSIONS_MAX, Session, chains
 from services.runtime.errors import Conflict, MeshmarkError
 

@@ -15,15 +15,16 @@ from schemas.nft import Match, Nat, Rule, VerdictMap
 
 
 class ListedChain(Struct, frozen=True):
-    """A chain as the kernel lists it: every rule in the kernel's own normal form, counters and handles masked.
+    """A chain as the kernel holds it: every rule in the kernel's own normal form, counters and handles masked.
 
-    The wanted form of a chain cannot be computed here, since the kernel prints rules differently from how they were written;
-    ``Kernel.reference`` asks the kernel for it.
+    A rule is bytes where the kernel's own messages were read (``nftread.rules``; ``nftread.words`` says them to people), and text where
+    libnftables listed it. The wanted form of a chain cannot be computed here, since the kernel has rules differently from how they were
+    written; ``Kernel.reference`` asks the kernel for it.
     """
 
     table: str
     name: str
-    rules: tuple[str, ...]
+    rules: tuple[str | bytes, ...]
     type: str | None = None
     hook: str | None = None
     priority: int = 0

@@ -1,8 +1,8 @@
 """The nfnetlink engine: a batch of changes as one message train, with errors by object and the generation as compare-and-set.
 
-Owns the socket of ``exchange``, from the first commit on a ``watch`` and ``chains``, and the libnftables engine, which reads, and
-writes what cannot be expressed here, as whole transactions. Keeps the generation that was current when our tables were last read or
-written, so a restart changes nothing.
+Owns the socket of ``exchange``, from the first commit on a ``watch`` and ``chains``, and, once it is needed, the libnftables engine,
+which writes what cannot be expressed here, as whole transactions. Keeps the generation that was current when our tables were last read
+or written, so a restart changes nothing.
 
 Of a chain that changes only the rules that differ are written, so that the others keep what they counted: where it is certain what the
 kernel holds at the generation that it is to have. Else the chain is written as a whole.
@@ -18,7 +18,7 @@ import errno
 import os
 from collections.abc import Mapping, Sequence
 
-from schemas.host_objects import NftElement, PlanObject
+from schemas.host_objects import NftElement
 from services.kernel.netlink import BE32, NetlinkError, attributes
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.batch import Batch
@@ -31,9 +31,8 @@ from services.kernel.nfnetlink.values import KINDS_BY_NUMBER, Inexpressible, Kin
 from services.kernel.nfnetlink.watch import Watch
 from services.kernel.nfnetlink.wire import Message, SetFlag
 from services.kernel.nft.engine import CONFLICT, TRANSIENT, UNKNOWN, LibNftables
-from services.kernel.nft.raw import PartKey
 from services.kernel.nft.steps import Path, editable, path, steps
-from services.kernel.transaction import Change, Held, Marker
+from services.kernel.transaction import Change, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
 
 _TRIES = 3
@@ -48,7 +47,7 @@ class Nfnetlink:
     """The engine over our own messages. One thread at a time."""
 
     def __init__(self) -> None:
-        self._library = LibNftables()
+        self._library: LibNftables | None = None
         self._exchange = Exchange()
         self._encoders = Encoders()
         self._chains = Chains(self._encoders)
@@ -57,7 +56,7 @@ class Nfnetlink:
         self._generation: int | None = None
         self._closed = False
         self._sends = 0
-        self.version = self._library.version
+        self.version = "over nfnetlink"
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         if self._closed:
@@ -69,41 +68,39 @@ class Nfnetlink:
             self._commit_by_library(batch, marker)
             return
         except NotSent as error:
-            raise _unsent(error) from error
+            raise unsent(error) from error
         except NetlinkError as error:
             self._reopen()
             msg = f"nft: {error.strerror}; read back before trying again"
             raise OutcomeUnknown(msg) from error
         if outcome.refusals:
-            raise _refused(made, outcome)
+            raise refused(made, outcome)
         if outcome.overrun:
             msg = "nft: the kernel's answers were lost; read back before trying again"
             raise OutcomeUnknown(msg)
-        self._library.forget(batch)
+        if self._library is not None:
+            self._library.forget(batch)
 
-    def tables(self) -> list[str]:
-        """Own tables without the marker's and scratch ones. From here on, what others change in them is told at the next commit."""
+    def looking(self) -> None:
+        """From here on, what others change in own tables is told at the next commit."""
         if self._watch is not None:
             self._watch.culprit()
             self._generation = self._asked_generation()
-        return self._library.tables()
-
-    def read(self, table: str, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
-        return self._library.read(table, wanted)
-
-    def read_part(self, table: str, part: PartKey, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
-        return self._library.read_part(table, part, wanted)
-
-    def marker(self) -> Marker | None:
-        return self._library.marker()
 
     def close(self) -> None:
         self._closed = True
-        self._library.close()
+        if self._library is not None:
+            self._library.close()
         self._exchange.close()
         self._chains.close()
         if self._watch is not None:
             self._watch.close()
+
+    def library(self) -> LibNftables:
+        """The engine for what cannot be said here, loaded when there is something of the kind."""
+        if self._library is None:
+            self._library = LibNftables()
+        return self._library
 
     def _sent(self, batch: Sequence[Change], marker: Marker | None) -> tuple[Batch, Outcome]:
         """What came of the batch in the end. Raises Conflict when an own table was changed by somebody else meanwhile."""
@@ -196,7 +193,7 @@ class Nfnetlink:
     def _commit_by_library(self, batch: Sequence[Change], marker: Marker | None) -> None:
         """What came before it is not looked at: libnftables knows no generation."""
         try:
-            self._library.commit(batch, marker)
+            self.library().commit(batch, marker)
         finally:
             self._generation = None
             self._chains.forget()
@@ -267,7 +264,7 @@ def _is_stale(outcome: Outcome) -> bool:
     return any(refusal.number == errno.ERESTART for refusal in outcome.refusals)
 
 
-def _refused(made: Batch, outcome: Outcome) -> MeshmarkError:
+def refused(made: Batch, outcome: Outcome) -> MeshmarkError:
     """The first refusal: those behind it may be its consequences."""
     refusal = min(outcome.refusals)
     more = f" ({refusal.text})" if refusal.text else ""
@@ -288,7 +285,7 @@ def mapped(number: int, reason: str) -> MeshmarkError:
     return Permanent(reason)
 
 
-def _unsent(error: NetlinkError) -> MeshmarkError:
+def unsent(error: NetlinkError) -> MeshmarkError:
     """Nothing was done."""
     if error.errno == errno.EMSGSIZE:
         return Permanent(f"nft: {error.strerror}; the batch is larger than this socket's buffer may be, see net.core.wmem_max")

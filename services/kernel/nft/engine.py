@@ -17,14 +17,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import nftables
-
 from schemas.host_objects import NftElement, PlanObject
 from services.kernel.netlink import NETLINK_NETFILTER, NetlinkError, NetlinkSocket, attributes, text_of
 from services.kernel.nft.listing import marker_of, table_objects
-from services.kernel.nft.raw import PartKey, is_own
 from services.kernel.nft.steps import MARKER_TABLE, Path, path
 from services.kernel.nft.text import Context, batch_text, needs_refill
+from services.kernel.nftread.dumps import is_own
 from services.kernel.transaction import Change, Held, Listed, Marker
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Transient
 
@@ -38,19 +36,13 @@ TRANSIENT = (errno.EINTR, errno.ENOMEM, errno.ERESTART, errno.EMFILE, errno.ENFI
 
 
 class NftEngine(Protocol):
-    """Writes and lists own tables. `commit` is one kernel transaction or nothing."""
+    """Writes own tables. `commit` is one kernel transaction or nothing; `looking` says that what there is is about to be read."""
 
     version: str
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None: ...
 
-    def tables(self) -> list[str]: ...
-
-    def read(self, table: str, wanted: Mapping[str, PlanObject]) -> dict[str, Held]: ...
-
-    def read_part(self, table: str, part: PartKey, wanted: Mapping[str, PlanObject]) -> dict[str, Held]: ...
-
-    def marker(self) -> Marker | None: ...
+    def looking(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -59,6 +51,8 @@ class LibNftables:
     """The engine over libnftables. One thread at a time."""
 
     def __init__(self) -> None:
+        import nftables  # noqa: PLC0415 - a process that has no need of it is not to load it
+
         self._context: Any = nftables.Nftables()
         self._ranged: dict[tuple[str, str], bool] = {}
         self._context.set_json_output(True)
@@ -76,6 +70,9 @@ class LibNftables:
             return
         gone = {item.subject.key for item in batch if not isinstance(item.subject, NftElement)}
         self._ranged = {path: value for path, value in self._ranged.items() if not gone & {f"set {' '.join(path)}", f"table {path[0]}"}}
+
+    def looking(self) -> None:
+        """Who reads matters to an engine that knows what others change."""
 
     def tables(self) -> list[str]:
         """Own tables without the marker's and scratch ones."""
@@ -99,13 +96,9 @@ class LibNftables:
         listed = self.list_table(table)
         return table_objects(listed, wanted) if listed is not None else {}
 
-    def read_part(self, table: str, part: PartKey, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
-        """A chain with its rules, or a set or map with its elements; none when it went away meanwhile."""
-        kind, name = part
-        try:
-            return table_objects(self.list_json(f"list {kind} inet {table} {name}"), wanted)
-        except Conflict:
-            return {}
+    def read_all(self, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
+        """Own objects of all tables."""
+        return {key: item for table in self.tables() for key, item in self.read(table, wanted).items()}
 
     def marker(self) -> Marker | None:
         listed = self.list_table(MARKER_TABLE)

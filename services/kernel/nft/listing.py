@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from schemas.host_objects import NftElement, NftSet, NftTable, PlanObject
+from services.kernel.nft import marks
 from services.kernel.transaction import Held, Listed, ListedChain, Marker
 
 _KNOWN_FLAGS = {"interval", "timeout"}
@@ -139,16 +140,7 @@ def canonical_json(value: Json) -> str:
 
 def marker_of(listing: Iterable[Json]) -> Marker | None:
     """The marker in the listing of its table; None when what is there is not one."""
-    comments = [item["rule"].get("comment", "") for item in listing if "rule" in item]
-    units: dict[str, str] = {}
-    head: tuple[int, int] | None = None
-    for comment in comments:
-        match comment.split(" "):
-            case ["epoch", epoch, "generation", generation] if epoch.isdigit() and generation.isdigit():
-                head = int(epoch), int(generation)
-            case ["unit", tag, digest]:
-                units[tag] = digest
-    return Marker(*head, units) if head else None
+    return marks.marker_of(item["rule"].get("comment", "") for item in listing if "rule" in item)
 
 
 def canonical_element(item: NftElement) -> NftElement:

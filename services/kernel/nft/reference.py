@@ -1,6 +1,6 @@
-"""The kernel as its own normaliser: how it would list the wanted chains.
+"""The kernel as its own normaliser: how it would hold the wanted chains.
 
-Owns nothing that outlives a call. The wanted tables' set headers and chains are loaded where they move no packet and listed the same way as
+Owns nothing that outlives a call. The wanted tables' set headers and chains are loaded where they move no packet and read the same way as
 the live ones:
 
 - in a network namespace that a thread makes for itself and that dies with the thread (never under /run/netns; needs CAP_SYS_ADMIN);
@@ -16,44 +16,57 @@ the wanted chains.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import operator
 import os
 import secrets
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from schemas import codec
 from schemas.host_objects import NftChain, NftElement, NftSet, NftTable, PlanObject
 from services.kernel.namespace import enter_new_network
-from services.kernel.nft.engine import LibNftables
-from services.kernel.nft.listing import canonical_element, table_objects
-from services.kernel.nft.statements import rule_text
+from services.kernel.nft.listing import canonical_element
+from services.kernel.nft.skeleton import Skeleton
 from services.kernel.nft.steps import SCRATCH_PREFIX
-from services.kernel.nft.text import chain_line, set_line
 from services.kernel.transaction import Held, ListedChain
-from services.runtime.errors import Conflict, MeshmarkError, Permanent, Transient
+from services.runtime.errors import MeshmarkError, Permanent, Transient
+from services.runtime.settings import NftEngineName
 
 _CACHED_TABLES = 64
 _TIMEOUT_S = 30.0
-_LINES_PER_S = 500
-"""What a busy machine manages at least: loading, listing and reading the listing take a tenth of a millisecond a rule on an idle one."""
-_Member = TypeVar("_Member", NftSet, NftChain)
-Skeleton = tuple[tuple[NftSet, ...], tuple[NftChain, ...]]
+_RULES_PER_S = 500
+"""What a busy machine manages at least: loading and listing take a tenth of a millisecond a rule on an idle one, by the slower engine."""
+
+
+class Loader(Protocol):
+    """Loads and reads chains, as one of the engines does. A new one in each namespace, closed after use.
+
+    `dormant` is for a namespace that is in use: the table is to move no packet there, and to be gone with the loader.
+    """
+
+    def load(self, skeleton: Skeleton, *, dormant: bool) -> list[ListedChain]: ...
+
+    def close(self) -> None: ...
+
+
+class Loading(NamedTuple):
+    """How a loader is made, and by which engine's name a child process makes one."""
+
+    engine: NftEngineName
+    loader: Callable[[], Loader]
 
 
 class Reference:
-    """Wanted nft objects in the kernel's form. `dormant` runs in the host's namespace, only when nothing better is allowed."""
+    """Wanted nft objects in the kernel's form."""
 
-    def __init__(self, dormant: Callable[[], LibNftables]) -> None:
-        self._dormant = dormant
-        self._cache: dict[Skeleton, dict[str, Held]] = {}
-        self._last: dict[str, tuple[Skeleton, dict[str, Held]]] = {}
+    def __init__(self, loading: Loading) -> None:
+        self._loading = loading
+        self._cache: dict[Skeleton, dict[str, ListedChain]] = {}
+        self._last: dict[str, tuple[Skeleton, dict[str, ListedChain]]] = {}
         """By table what was asked for last: where it is the very same objects, their values need not be looked at."""
         self._allowed = [in_thread, in_user_namespace]
         self.method = ""
@@ -75,15 +88,20 @@ class Reference:
             found |= self._chains(skeleton)
         return found
 
-    def _chains(self, skeleton: Skeleton) -> dict[str, Held]:
-        table = skeleton[1][0].table
+    def known(self, chain: ListedChain) -> ListedChain:
+        """The equal chain that was asked for last, so that none is in memory twice; else the chain itself."""
+        _, chains = self._last.get(chain.table, (None, {}))
+        last = chains.get(chain.key)
+        return last if last is not None and last == chain else chain
+
+    def _chains(self, skeleton: Skeleton) -> dict[str, ListedChain]:
+        table = skeleton.table
         last = self._last.get(table)
-        if last is not None and _is_very(last[0], skeleton):
+        if last is not None and last[0].is_very(skeleton):
             return last[1]
         cached = self._cache.pop(skeleton, None)
         if cached is None:
-            listed = self._listing(table, skeleton)
-            cached = {key: item for key, item in table_objects(listed, {}).items() if isinstance(item, ListedChain)}
+            cached = {item.key: item for item in self._loaded(skeleton)}
         self._cache[skeleton] = cached
         while len(self._cache) > _CACHED_TABLES:
             del self._cache[next(iter(self._cache))]
@@ -93,59 +111,38 @@ class Reference:
             del self._last[next(iter(self._last))]
         return cached
 
-    def _listing(self, table: str, skeleton: Skeleton) -> list[Any]:
-        text = skeleton_text(table, skeleton)
+    def _loaded(self, skeleton: Skeleton) -> list[ListedChain]:
         while self._allowed:
             self.method = self._allowed[0].__name__
             try:
-                return self._allowed[0](text, table)
+                return self._allowed[0](self._loading, skeleton)
             except PermissionError:
                 del self._allowed[0]
         self.method = in_dormant_table.__name__
-        return in_dormant_table(self._dormant(), table, skeleton)
+        return in_dormant_table(self._loading, skeleton)
 
 
 def _skeleton(sets: list[NftSet], chains: list[NftChain]) -> Skeleton:
-    return tuple(sorted(sets, key=lambda item: item.name)), tuple(sorted(chains, key=lambda item: item.name))
+    return Skeleton(tuple(sorted(sets, key=lambda item: item.name)), tuple(sorted(chains, key=lambda item: item.name)))
 
 
-def _is_very(one: Skeleton, other: Skeleton) -> bool:
-    """Whether two skeletons are of the very same objects."""
-    return all(len(mine) == len(theirs) and all(map(operator.is_, mine, theirs)) for mine, theirs in zip(one, other, strict=True))
+def limit_s(skeleton: Skeleton) -> float:
+    """How long it may take to load this, in seconds."""
+    return _TIMEOUT_S + sum(len(chain.rules) for chain in skeleton.chains) / _RULES_PER_S
 
 
-def skeleton_text(table: str, skeleton: Skeleton, *, flags: str = "", name: str = "") -> str:
-    """Set headers and chains of one table as nft text, without elements; under another name if one is given."""
-    sets, chains = skeleton
-    target = name or table
-    lines = [f"add table inet {target} {flags}".rstrip()]
-    lines += [f"add {set_line(_moved(item, target))}" for item in sets]
-    lines += [f"add {chain_line(_moved(item, target))}" for item in chains]
-    lines += [f"add rule inet {target} {item.name} {rule_text(rule)}" for item in chains for rule in item.rules]
-    return "\n".join(lines) + "\n"
-
-
-def _moved(item: _Member, table: str) -> _Member:
-    return msgspec.structs.replace(item, table=table)
-
-
-def load_and_list(engine: LibNftables, text: str, table: str) -> list[Any]:
-    """Load text and list the table; Permanent when the kernel refuses it, whatever the reason: it starts from nothing."""
+def loaded(loading: Loading, skeleton: Skeleton, *, dormant: bool) -> list[ListedChain]:
+    """Load and read in the calling thread's namespace."""
+    loader = loading.loader()
     try:
-        engine.run(text)
-        return engine.list_table(table) or []
-    except Conflict as error:
-        raise Permanent(str(error)) from error
+        return loader.load(skeleton, dormant=dormant)
+    finally:
+        loader.close()
 
 
-def limit_s(text: str) -> float:
-    """How long this text may take, in seconds."""
-    return _TIMEOUT_S + text.count("\n") / _LINES_PER_S
-
-
-def in_thread(text: str, table: str) -> list[Any]:
-    """Load and list in a network namespace of a thread's own; PermissionError when it cannot make one."""
-    answer: list[list[Any]] = []
+def in_thread(loading: Loading, skeleton: Skeleton) -> list[ListedChain]:
+    """Load and read in a network namespace of a thread's own; PermissionError when it cannot make one."""
+    answer: list[list[ListedChain]] = []
     failure: list[BaseException] = []
 
     def work() -> None:
@@ -155,62 +152,39 @@ def in_thread(text: str, table: str) -> list[Any]:
             failure.append(PermissionError(str(error)))
             return
         try:
-            engine = LibNftables()
-            answer.append(load_and_list(engine, text, table))
-            engine.close()
+            answer.append(loaded(loading, skeleton, dormant=False))
         except (OSError, MeshmarkError) as error:
             failure.append(error)
 
     thread = threading.Thread(target=work, name="nft-reference", daemon=True)
     thread.start()
-    thread.join(limit_s(text))
+    thread.join(limit_s(skeleton))
     if failure:
         raise failure[0]
     if not answer:
-        msg = f"the reference for table {table} took longer than {limit_s(text):g} s"
+        msg = f"the reference for table {skeleton.table} took longer than {limit_s(skeleton):g} s"
         raise Transient(msg)
     return answer[0]
 
 
-def in_user_namespace(text: str, table: str) -> list[Any]:
-    """Load and list in a child process in a user namespace of its own; PermissionError when the host does not allow those."""
-    command = [sys.executable, "-m", "services.kernel.nft.scratch", table]
+def in_user_namespace(loading: Loading, skeleton: Skeleton) -> list[ListedChain]:
+    """Load and read in a child process in a user namespace of its own; PermissionError when the host does not allow those."""
+    command = [sys.executable, "-m", "services.kernel.nft.scratch", loading.engine]
+    table, limit = skeleton.table, limit_s(skeleton)
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=limit_s(text), check=False)
+        done = subprocess.run(command, input=codec.encode(skeleton), capture_output=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired as error:
-        msg = f"the reference for table {table} took longer than {limit_s(text):g} s"
+        msg = f"the reference for table {table} took longer than {limit:g} s"
         raise Transient(msg) from error
+    reason = done.stderr.decode(errors="replace").strip()
     if done.returncode == os.EX_NOPERM:
-        raise PermissionError(done.stderr.strip())
+        raise PermissionError(reason)
     if done.returncode:
-        raise Permanent(done.stderr.strip() or f"the reference for table {table} failed")
-    return list(json.loads(done.stdout))
+        raise Permanent(reason or f"the reference for table {table} failed")
+    return [ListedChain(table, name, tuple(rules), *more) for table, name, rules, *more in msgspec.msgpack.decode(done.stdout)]
 
 
-def in_dormant_table(engine: LibNftables, table: str, skeleton: Skeleton) -> list[Any]:
-    """Load and list under a scratch name in the engine's namespace, and close the engine, with which the kernel drops what is left."""
-    scratch = f"{SCRATCH_PREFIX}{secrets.token_hex(8)}"
-    text = skeleton_text(table, skeleton, flags="{ flags dormant; flags owner; }", name=scratch)
-    try:
-        return [renamed(item, table) for item in load_and_list_chains(engine, text, scratch, skeleton)]
-    finally:
-        with contextlib.suppress(MeshmarkError):
-            engine.run(f"delete table inet {scratch}")
-        engine.close()
-
-
-def load_and_list_chains(engine: LibNftables, text: str, table: str, skeleton: Skeleton) -> list[Any]:
-    """As ``load_and_list``, chain by chain: nft 1.0.6 prints stray memory for a table's flag, which need not even be JSON."""
-    try:
-        engine.run(text)
-    except Conflict as error:
-        raise Permanent(str(error)) from error
-    try:
-        return [item for chain in skeleton[1] for item in engine.list_json(f"list chain inet {table} {chain.name}")]
-    except Conflict as error:  # a socket that is just being closed elsewhere had our number, and the kernel dropped our table for its own
-        raise Transient(str(error)) from error
-
-
-def renamed(item: Any, table: str) -> Any:  # noqa: ANN401 - plain JSON data has no narrower type
-    """A listed object as if its table had this name."""
-    return {kind: {**value, "table": table} if "table" in value else value for kind, value in item.items()}
+def in_dormant_table(loading: Loading, skeleton: Skeleton) -> list[ListedChain]:
+    """Load and read under a scratch name in this namespace, and close the loader, with which the kernel drops what is left."""
+    scratch = skeleton.moved(f"{SCRATCH_PREFIX}{secrets.token_hex(8)}")
+    return [msgspec.structs.replace(item, table=skeleton.table) for item in loaded(loading, scratch, dormant=True)]

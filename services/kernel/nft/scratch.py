@@ -1,17 +1,20 @@
-"""A child process that loads nft text from its input in a namespace of its own and prints the table's listing as JSON.
+"""A child process that loads the chains it is given in a namespace of its own, and prints them as the kernel holds them (msgpack).
 
 Run by ``reference`` where only user namespaces are allowed. Exits with EX_NOPERM when those are not allowed either.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
+import msgspec
+
+from schemas import codec
 from services.kernel.namespace import enter_new_network
-from services.kernel.nft.engine import LibNftables
-from services.kernel.nft.reference import load_and_list
+from services.kernel.nft.loading import LOADING
+from services.kernel.nft.reference import loaded
+from services.kernel.nft.skeleton import Skeleton
 from services.runtime.errors import MeshmarkError
 
 
@@ -21,12 +24,13 @@ def main() -> int:
     except OSError as error:
         sys.stderr.write(f"{error}\n")
         return os.EX_NOPERM
+    skeleton = codec.decode(sys.stdin.buffer.read(), Skeleton)
     try:
-        listed = load_and_list(LibNftables(), sys.stdin.read(), sys.argv[1])
+        found = loaded(LOADING[sys.argv[1]], skeleton, dormant=False)  # type: ignore[index]
     except MeshmarkError as error:
         sys.stderr.write(f"{error}\n")
         return os.EX_DATAERR
-    sys.stdout.write(json.dumps(listed))
+    sys.stdout.buffer.write(msgspec.msgpack.encode([msgspec.structs.astuple(item) for item in found], enc_hook=str))
     return os.EX_OK
 
 

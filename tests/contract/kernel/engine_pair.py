@@ -20,6 +20,7 @@ class Side:
     def __init__(self, engine: type[LibNftables | Nfnetlink]) -> None:
         self._thread = ThreadPoolExecutor(1, initializer=enter_new_network, thread_name_prefix="engine")
         self.engine: Any = self.call(engine)
+        self.lister: LibNftables = self.call(LibNftables)
 
     def call(self, work: Any, *arguments: Any) -> Any:
         return self._thread.submit(work, *arguments).result(60)
@@ -36,13 +37,14 @@ class Side:
         """All own tables as plans are compared with them, and the marker."""
 
         def read() -> dict[str, object]:
-            found = {key: item for table in self.engine.tables() for key, item in self.engine.read(table, {}).items()}
-            return {**found, "marker": self.engine.marker()}
+            self.engine.looking()
+            return {**self.lister.read_all({}), "marker": self.lister.marker()}
 
         return dict(self.call(read))
 
     def close(self) -> None:
         self.call(self.engine.close)
+        self.call(self.lister.close)
         self._thread.shutdown()
 
 
@@ -53,13 +55,14 @@ class Pair:
         self.library, self.native = Side(LibNftables), Side(Nfnetlink)
         self.held: dict[str, PlanObject] = {}
         self.by_library = 0
-        passed_on = self.native.engine._library.commit
+        library = self.native.call(self.native.engine.library)
+        passed_on = library.commit
 
         def commit(batch: list[Change], marker: Marker | None) -> None:
             self.by_library += 1
             passed_on(batch, marker)
 
-        self.native.engine._library.commit = commit
+        library.commit = commit
 
     def hold(self, wanted: dict[str, PlanObject], marker: Marker | None = None) -> None:
         """Bring both sides to a plan by a difference, and compare them."""
@@ -76,7 +79,7 @@ class Pair:
     def reset(self) -> None:
         """Back to nothing, whatever failed before."""
         for side in (self.library, self.native):
-            tables = [NftTable(name) for name in side.call(side.engine.tables)]
+            tables = [NftTable(name) for name in side.call(side.lister.tables)]
             assert side.commit([Change(item, None) for item in tables], None) is None
         self.held = {}
 

@@ -17,7 +17,10 @@ from schemas.topology import convert_topology
 from services.kernel.namespace import enter_new_network
 from services.kernel.nfnetlink.engine import Nfnetlink
 from services.kernel.nft.engine import LibNftables
+from services.kernel.nft.loading import LOADING
 from services.kernel.nft.reference import Reference
+from services.kernel.nftread.dumps import Dumps
+from services.kernel.nftread.reading import Reading
 from services.kernel.transaction import Change, changes, repairs, with_dependents
 from tests.firewalls import compiled
 
@@ -33,7 +36,10 @@ class Host:
         self._thread = ThreadPoolExecutor(1, initializer=enter_new_network, thread_name_prefix="firewall")
         self.engine: Nfnetlink = self.call(Nfnetlink)
         self.library: LibNftables = self.call(LibNftables)
-        self._reference = Reference(LibNftables)
+        self._reference = Reference(LOADING["nfnetlink"])
+        self._dumps: Dumps = self.call(Dumps)
+        self._reading = Reading(self._dumps, remembers=True, known=self._reference.known)
+        self._listed = Reference(LOADING["libnftables"])
         self.held: dict[str, PlanObject] = {}
 
     def call(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -53,11 +59,14 @@ class Host:
         return batch
 
     def differences(self) -> list[Change]:
-        """What the kernel holds and should not, or the other way round."""
+        """What the kernel holds and should not, or the other way round, by its own bytes; libnftables' listings say the same."""
 
         def read() -> list[Change]:
-            found = {key: item for table in self.engine.tables() for key, item in self.engine.read(table, self.held).items()}
-            return repairs(self.held, self._reference.of(self.held), found)
+            self.engine.looking()
+            found = repairs(self.held, self._reference.of(self.held), self._reading.read(self.held))
+            listed = repairs(self.held, self._listed.of(self.held), self.library.read_all(self.held))
+            assert {item.key for item in found} == {item.key for item in listed}
+            return found
 
         return self.call(read)
 
@@ -73,6 +82,7 @@ class Host:
     def close(self) -> None:
         self.call(self.engine.close)
         self.call(self.library.close)
+        self.call(self._dumps.close)
         self._thread.shutdown()
 
 

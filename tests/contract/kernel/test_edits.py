@@ -18,7 +18,7 @@ from services.kernel.nfnetlink import batch as batches
 from services.kernel.nfnetlink import chains
 from services.kernel.nfnetlink.engine import Nfnetlink
 from services.kernel.nft.engine import LibNftables
-from services.kernel.nft.raw import RawTables
+from services.kernel.nftread.dumps import Dumps
 from services.kernel.transaction import Change, ListedChain, Marker, changes
 from tests.contract.kernel.engine_pair import Pair, Side
 from tests.contract.kernel.gateway_plan import gateway_plan
@@ -54,8 +54,8 @@ def side() -> Iterator[Side]:
 
 
 @pytest.fixture
-def raw(side: Side) -> Iterator[RawTables]:
-    made = side.call(RawTables)
+def raw(side: Side) -> Iterator[Dumps]:
+    made = side.call(Dumps)
     yield made
     side.call(made.close)
 
@@ -78,7 +78,7 @@ def packet(side: Side) -> None:
     side.call(send)
 
 
-def counts(side: Side, raw: RawTables) -> dict[str, tuple[int, int]]:
+def counts(side: Side, raw: Dumps) -> dict[str, tuple[int, int]]:
     """Handle and packets by the rules' comments, in their order."""
     return {item.comment: (item.handle, item.packets) for item in side.call(raw.counted, T)}
 
@@ -98,7 +98,7 @@ STEPS = {
 
 @pytest.mark.parametrize("is_remembered", [True, False], ids=["remembered", "asked for"])
 @pytest.mark.parametrize("name", STEPS)
-def test_rules_that_stay_count_on(side: Side, raw: RawTables, name: str, is_remembered: bool) -> None:
+def test_rules_that_stay_count_on(side: Side, raw: Dumps, name: str, is_remembered: bool) -> None:
     """With their handles, by what the engine remembers and by what it asks the kernel for."""
     before, after, staying = STEPS[name]
     side.commit(changes({}, plan_of(chain_of(*before))), None)
@@ -118,7 +118,7 @@ def test_rules_that_stay_count_on(side: Side, raw: RawTables, name: str, is_reme
     assert all(packets > found[name][1] for name, (_, packets) in counts(side, raw).items()), "all of them count"
 
 
-def test_a_repair_leaves_what_is_right(side: Side, raw: RawTables, stranger: Callable[[str], str]) -> None:
+def test_a_repair_leaves_what_is_right(side: Side, raw: Dumps, stranger: Callable[[str], str]) -> None:
     """Somebody removed one rule and added two: of the others none is written."""
     chain = chain_of(*"abcd")
     side.commit(changes({}, plan_of(chain)), None)
@@ -157,7 +157,7 @@ def test_a_stranger_elsewhere_does_not_make_it_forget(side: Side, stranger: Call
     assert side.commit([Change(chain_of(*"abx"), chain_of(*"aby"))], None) is None
 
 
-def test_a_busy_stranger_gets_the_chain_written_whole(side: Side, raw: RawTables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_stranger_gets_the_chain_written_whole(side: Side, raw: Dumps, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last try is without a generation, and without any belief in handles."""
     other, number = side.call(LibNftables), iter(range(99))
     side.commit(changes({}, plan_of(chain_of(*"abc"))), None)
@@ -170,7 +170,7 @@ def test_a_busy_stranger_gets_the_chain_written_whole(side: Side, raw: RawTables
     side.call(other.close)
 
 
-def test_more_new_rules_than_the_kernel_can_tell_of(side: Side, raw: RawTables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_new_rules_than_the_kernel_can_tell_of(side: Side, raw: Dumps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their handles are asked for at the next change."""
     monkeypatch.setattr(batches, "_ECHOED", 2)
     names = [f"r{number}" for number in range(20)]
@@ -184,7 +184,7 @@ def test_more_new_rules_than_the_kernel_can_tell_of(side: Side, raw: RawTables, 
     assert {name: found[name] for name in "ab"} == held
 
 
-def test_too_long_a_walk_is_not_walked(side: Side, raw: RawTables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_a_walk_is_not_walked(side: Side, raw: Dumps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where so much changes that the kernel would look for handles longer than the chain takes to write."""
     monkeypatch.setattr(chains, "_STEPS", 5)
     side.commit(changes({}, plan_of(chain_of(*"abc"))), None)
@@ -204,7 +204,7 @@ def test_a_refused_rule_of_an_edit_is_named(side: Side) -> None:
     assert side.commit([Change(chain_of(*"abc"), chain_of(*"abd"))], None) is None
 
 
-def test_all_forms_are_known_again(side: Side, raw: RawTables) -> None:
+def test_all_forms_are_known_again(side: Side, raw: Dumps) -> None:
     """Of every statement that plans have, with sets without names: what is written again after a restart writes nothing."""
     plan = {key: item for key, item in gateway_plan("x").items() if item.layer == "nft"}
     side.commit(changes({}, plan), None)

@@ -77,7 +77,7 @@ def test_any_valid_configuration_loads_and_lists_as_its_reference(shared: Host, 
     finally:
         shared.held = {key: found for key, found in shared.held.items() if isinstance(found, NftTable)}
         shared.hold()
-    assert shared.call(shared.engine.tables) == []
+    assert shared.call(shared.library.tables) == []
 
 
 def test_names_that_are_no_words_of_nftables_can_be_used(host: Host) -> None:

@@ -49,7 +49,11 @@ def side() -> Iterator[Side]:
 
 
 def held(side: Side) -> dict[str, object]:
-    return side.call(lambda: {key: item for table in side.engine.tables() for key, item in side.engine.read(table, {}).items()})
+    def read() -> dict[str, object]:
+        side.engine.looking()
+        return dict(side.lister.read_all({}))
+
+    return dict(side.call(read))
 
 
 def added(*items: PlanObject) -> list[Change]:
@@ -252,7 +256,7 @@ def test_what_has_no_form_here_goes_to_libnftables_as_a_whole(side: Side, strang
     assert side.commit(batch, Marker(7, 7, {})) is None
     assert f"counter {T} odd" not in held(side)
     assert {f"element {T} hosts 10.0.0.2", f"chain {T} new"} <= held(side).keys()
-    assert side.call(side.engine.marker) == Marker(7, 7, {})
+    assert side.call(side.lister.marker) == Marker(7, 7, {})
 
 
 def counted(side: Side) -> tuple[int, int]:

@@ -9,9 +9,10 @@ import pytest
 from schemas.host_objects import NftChain, NftElement, PlanObject
 from schemas.nft import Match, Verdict
 from services.kernel.nft import reference
-from services.kernel.nft.engine import LibNftables
+from services.kernel.nft.loading import LOADING
 from services.kernel.nft.reference import Reference
 from services.runtime.errors import Permanent
+from services.runtime.settings import NftEngineName
 from tests.contract.kernel.gateway_plan import TABLE
 from tests.contract.kernel.machines import LinuxMachine
 
@@ -26,13 +27,14 @@ def _nft(plan: dict[str, PlanObject]) -> dict[str, PlanObject]:
     return {key: item for key, item in plan.items() if item.layer == "nft"}
 
 
+@pytest.mark.parametrize("engine", [*LOADING])
 def test_all_three_ways_give_the_same_normal_form(
-    machine: LinuxMachine, plan: dict[str, PlanObject], monkeypatch: pytest.MonkeyPatch
+    engine: NftEngineName, machine: LinuxMachine, plan: dict[str, PlanObject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread's namespace, a user namespace and a dormant table list the wanted chains alike."""
 
     def ask() -> tuple[str, dict[str, object]]:
-        found = Reference(LibNftables)
+        found = Reference(LOADING[engine])
         return found.method, dict(found.of(_nft(plan)))
 
     _, first = machine._thread.submit(ask).result(60)
@@ -49,7 +51,7 @@ def test_the_reference_leaves_no_trace(machine: LinuxMachine, plan: dict[str, Pl
     machine.kernel.reference(plan)
     monkeypatch.setattr(reference, "in_thread", _refuse)
     monkeypatch.setattr(reference, "in_user_namespace", _refuse)
-    machine._thread.submit(lambda: Reference(LibNftables).of(_nft(plan))).result(60)
+    machine._thread.submit(lambda: Reference(LOADING["nfnetlink"]).of(_nft(plan))).result(60)
     assert sorted(Path("/run/netns").glob(f"*{machine.tag}*")) == before
     assert machine.run("nft list tables") == ""
 
@@ -62,8 +64,8 @@ def test_elements_cost_no_second_question(
     def work() -> int:
         asked = []
         real = reference.in_thread
-        monkeypatch.setattr(reference, "in_thread", lambda text, table: asked.append(table) or real(text, table))
-        found = Reference(LibNftables)
+        monkeypatch.setattr(reference, "in_thread", lambda loading, skeleton: asked.append(skeleton) or real(loading, skeleton))
+        found = Reference(LOADING["nfnetlink"])
         for number in range(5):
             element = NftElement(TABLE, "hosts", f"10.70.1.{number}", "10.1.1.1")
             found.of({**plan_of_one, element.key: element})
