@@ -1,17 +1,19 @@
 """Reading own nftables and comparing them with the plan: nothing written, something written elsewhere, one rule changed.
 
 A table with N rules in chains of 250 (`meta mark X ip daddr Y accept`) and a hash map of N elements. Idle: what the auditor does while
-nobody wrote anything since it found nothing. Full: somebody has written to another table, so everything of ours is looked at. One rule: a
-chain has one rule more, which is found. All of it through the drivers, the reference and the comparison that the auditor uses. The clock
-is processor time.
+nobody wrote anything since it found nothing. Full: somebody has written to another table, so everything of ours is looked at. Anew: the
+same by a reader that remembers nothing of what it read before, as at a start. One rule: a chain has one rule more, which is found. All of
+it through the drivers, the reference and the comparison that the auditor uses. The clock is processor time. `resident MiB` is what the
+first look adds to the process, with the form of the wanted rules and all that it remembers, and what it has at most on the way.
 
 Floor: a dump of the same rules and elements that is received and not looked at; for `idle`, it shows what is saved. Peer: ``nft -j list
 table``, not parsed. Variants take turns. Goals: idle a thousandth of the floor; full 1.8 times the floor and a quarter of the peer's time,
-whichever is less.
+whichever is less; anew the same.
 """
 
 from __future__ import annotations
 
+import gc
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,9 +50,9 @@ Samples = Mapping[str, list[float]]
 def run(say: Callable[[str], None]) -> list[Result]:
     found: list[Result] = []
     for size, rounds in _SIZES.items():
-        samples = in_new_network(lambda size=size, rounds=rounds: _measure(size, rounds))  # type: ignore[misc]
+        samples, resident = in_new_network(lambda size=size, rounds=rounds: _measure(size, rounds))  # type: ignore[misc]
         say(f"{size} rules and elements in {rounds} rounds")
-        found += summed_up(size, samples)
+        found += summed_up(size, samples, resident)
     return found
 
 
@@ -67,10 +69,11 @@ def plan(size: int) -> HostPlan:
     return HostPlan(Name("rome"), Name("bench"), {_UNIT: SummedUnit.of(Entry(item, ()) for item in objects)})
 
 
-def summed_up(size: int, samples: Samples) -> list[Result]:
+def summed_up(size: int, samples: Samples, resident: Details) -> list[Result]:
     floor, peer = median(samples["floor"]), median(samples["peer"])
-    goals = {"idle": floor * _GOAL_IDLE, "full": min(floor * _GOAL_FLOOR, peer * _GOAL_PEER), "one-rule": None}
-    details: Details = {f"{what} ms": rounded(median(values)) for what, values in samples.items()}
+    full = min(floor * _GOAL_FLOOR, peer * _GOAL_PEER)
+    goals = {"idle": floor * _GOAL_IDLE, "full": full, "anew": full, "one-rule": None}
+    details: Details = {f"{what} ms": rounded(median(values)) for what, values in samples.items()} | {"resident MiB": resident}
     return [
         result(f"nft-{what}-{size}", samples[what], "ms", floor=floor, peer=peer, goal=goal and rounded(goal), details=details)
         for what, goal in goals.items()
@@ -105,7 +108,7 @@ class _Auditor:
             raise Permanent(msg)
 
 
-def _measure(size: int, rounds: int) -> Samples:
+def _measure(size: int, rounds: int) -> tuple[Samples, Details]:
     wanted = plan(size)
     samples: dict[str, list[float]] = {}
 
@@ -119,11 +122,15 @@ def _measure(size: int, rounds: int) -> Samples:
         kernel.commit([Change(None, item) for item in wanted.objects().values()], marker)
         auditor = _Auditor(kernel, wanted)
         first = wanted.objects()[f"chain {_TABLE} c0"]
-        auditor.need([])
+        resident = added_mib(lambda: auditor.need([]))
+        forgetful = LinuxKernel(Path(folder))
+        newcomer = _Auditor(forgetful, wanted)
+        newcomer.need([])
         for _ in range(rounds):
             note("floor", lambda: _dump(bare))
             _nft("add table inet other; delete table inet other")
             note("full", lambda: auditor.need([]))
+            note("anew", lambda: newcomer.need([]))
             for _ in range(_IDLE_PER_ROUND):
                 note("idle", lambda: auditor.need(None))
             _nft(f"add rule inet {_TABLE} c0 counter")
@@ -131,9 +138,25 @@ def _measure(size: int, rounds: int) -> Samples:
             note("peer", _list)
             kernel.commit([Change(first, first)], marker)
             auditor.need([])
+        forgetful.close()
         kernel.close()
     bare.close()
-    return samples
+    return samples, resident
+
+
+def added_mib(work: Callable[[], object]) -> Details:
+    """What work adds to this process, and the most that it takes meanwhile, in MiB."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the most begins anew
+    before = _status_mib("VmRSS")
+    work()
+    gc.collect()
+    return {"added": rounded(_status_mib("VmRSS") - before), "at most": rounded(_status_mib("VmHWM") - before)}
+
+
+def _status_mib(what: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) / 1024
 
 
 def _dump(bare: BareNetlink) -> None:

@@ -29,13 +29,15 @@ def compare(kernel: View, plan: HostPlan, layers: AbstractSet[DriftLayer]) -> li
     reference, observed = kernel.reference, kernel.observed
     settled = _settled(plan, kernel)
     wanted = {key: unit for unit in sorted(plan.units) for key in plan.units[unit] if key in reference}
-    gone = {item.name for key, item in reference.items() if isinstance(item, NftTable) and key not in observed}
+    # Mostly the kernel's objects are the plan's very own.
+    others = [(key, reference[key], observed.get(key)) for key in wanted if observed.get(key) is not reference[key]]
+    gone = {item.name for _, item, held in others if isinstance(item, NftTable) and held is None}
     found = list(_missing_marker(kernel, settled, layers))
-    for key, unit in wanted.items():
-        item = reference[key]
-        if _holds(item, observed.get(key)) or unit not in settled or (_table(item) in gone and not isinstance(item, NftTable)):
+    for key, item, held in others:
+        unit = wanted[key]
+        if _holds(item, held) or unit not in settled or (_table(item) in gone and not isinstance(item, NftTable)):
             continue
-        found.append(Finding(_layer(item), key, *_differing(item, observed.get(key)), unit, plan.because(key)))
+        found.append(Finding(_layer(item), key, *_differing(item, held), unit, plan.because(key)))
     if settled == plan.units.keys() and not _holds_others(plan, kernel.marker):
         found.extend(
             Finding(_layer(item), key, "", show(item), _owner(item, wanted, reference), ())

@@ -22,6 +22,9 @@ from services.runtime.accounts import PLANNER, PUBLISHER, READER, HostUsers, Rol
 from services.runtime.errors import Permanent
 from services.runtime.settings import Settings, load, parse_address, read_credentials
 
+SERVICES = ("planner", "applier", "auditor", "server")
+"""The commands that are here, all of which stay."""
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)

@@ -1,35 +1,62 @@
 """The command ``meshmark``: one application, one place where errors become one line and an exit code.
 
+A service is started once and stays: it has only its own command imported, since what the others need would be in its memory for ever.
+
 Exit codes: 0 all is well, 1 an error, 2 a difference (``plan --diff``, ``drift``, ``status``).
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
 from schemas.codec import DecodeError
-from services.cli import accept, daemons, drift, encrypt, explain, objects, plan, purge, rotate, status
-from services.cli.doctor import command as doctor
-from services.cli.lab.app import lab
+from services.cli import daemons
 from services.cli.output import EXIT_ERROR, console, errors, fail, system_words
-from services.cli.trace import command as trace
 from services.runtime import logs
 from services.runtime.errors import MeshmarkError
 
-app = App(
-    name="meshmark",
-    help="Keep the kernels of many Linux hosts in the state that a multi-cluster, encrypted overlay network needs.",
-    console=console,
-    error_console=errors,
-    result_action="return_value",
+_MODULES = (
+    "lab.app",
+    "objects",
+    "plan",
+    "status",
+    "accept",
+    "drift",
+    "encrypt",
+    "explain",
+    "trace.command",
+    "doctor.command",
+    "rotate",
+    "purge",
 )
-app.command(lab)
-for module in (objects, plan, status, accept, drift, encrypt, explain, trace, doctor, rotate, purge, daemons):
-    module.register(app)
-app.register_install_completion_command()
+"""Modules of commands under this package, in the order of the help."""
+
+
+def application(words: Sequence[str] = ()) -> App:
+    """The application; for the command line of a service, one that knows services only."""
+    return _application(is_service=bool(words) and words[0] in daemons.SERVICES)
+
+
+@functools.cache
+def _application(*, is_service: bool) -> App:
+    app = App(
+        name="meshmark",
+        help="Keep the kernels of many Linux hosts in the state that a multi-cluster, encrypted overlay network needs.",
+        console=console,
+        error_console=errors,
+        result_action="return_value",
+    )
+    if not is_service:
+        for name in _MODULES:
+            importlib.import_module(f"services.cli.{name}").register(app)
+    daemons.register(app)
+    app.register_install_completion_command()
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logs.configure("cli", "critical", "console")
     code: object = EXIT_ERROR
     try:
+        app = application(sys.argv[1:] if arguments is None else arguments)
         code = app(arguments, print_error=False, exit_on_error=False)
     except* (MeshmarkError, DecodeError) as group:
         fail(str(_first(group)))

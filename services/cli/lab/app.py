@@ -29,6 +29,12 @@ from services.runtime.errors import Permanent
 
 lab = App(name="lab", help="A whole mesh on this machine: each host and pod in a network namespace of its own. Needs root.")
 
+
+def register(app: App) -> None:
+    """Add the commands to the application."""
+    app.command(lab)
+
+
 State = Annotated[Path | None, Parameter(name="--state", help="State folder; default the running lab's, else /run/meshmark-lab.")]
 Where = Annotated[str, Parameter(help="CLUSTER/NAME, CLUSTER/pod/NAME or underlay; a dot may stand for each slash")]
 Command = Annotated[str, Parameter(allow_leading_hyphen=True, help="What to run, after --")]

@@ -77,7 +77,7 @@ class Reference:
         tables: dict[str, tuple[list[NftSet], list[NftChain]]] = {}
         for key, item in wanted.items():
             if isinstance(item, NftElement):  # first, since there are so many
-                found[key] = canonical_element(item)
+                found[key] = canonical_element(item) if "/" in item.element or "/" in item.value else item
             elif isinstance(item, NftChain):
                 tables.setdefault(item.table, ([], []))[1].append(item)
             elif isinstance(item, NftSet | NftTable):

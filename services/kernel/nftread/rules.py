@@ -8,6 +8,7 @@ stays in the form as it is, and differs where the kernel's form of the wanted ru
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 
 from services.kernel.netlink import attribute, attributes, each_attribute, nested, text_of
@@ -32,32 +33,27 @@ Anonymous = Callable[[bytes], bytes | None]
 
 
 def forms_by_chain(pieces: Iterable[list[bytes]], anonymous: Anonymous | None) -> Iterator[tuple[str, tuple[bytes, ...]]]:
-    """Each chain's name and the forms of its rules. `pieces` are a table's rules, a chain's in a row; chains without rules are not in them.
+    """Each chain's name and the forms of its rules. A piece is all rules of some chains, a chain's in a row.
 
     Without `anonymous` the table has no sets without names.
     """
-    name, prefix = "", b""
-    length = behind_handle = behind_position = 0
-    found: list[bytes] = []
-    add = found.append
     for rules in pieces:
-        for rule in rules:
-            if not prefix or not rule.startswith(prefix):
-                if prefix:
-                    yield name, _settled(found, anonymous)
-                name, prefix = _place(rule)
-                length = len(prefix)
-                behind_handle, behind_position = length + _NUMBER_BYTES, length + 2 * _NUMBER_BYTES
-                found = []
-                add = found.append
-            if not rule.startswith(_HANDLE_HEAD, length):
-                add(_without_given(rule))
-            elif rule.startswith(_POSITION_HEAD, behind_handle):
-                add(rule[behind_position:])
-            else:
-                add(rule[behind_handle:])
-    if prefix:
-        yield name, _settled(found, anonymous)
+        begin = 0
+        while begin < len(rules):
+            name, prefix = _place(rules[begin])
+            end = bisect_left(rules, 1, begin + 1, key=lambda rule, prefix=prefix: not rule.startswith(prefix))  # type: ignore[misc]
+            yield name, _settled(_without_given(rules[begin:end], prefix), anonymous)
+            begin = end
+
+
+def _without_given(rules: list[bytes], prefix: bytes) -> list[bytes]:
+    """Rules of one chain without what only one rule can have: mostly the chain, a handle, and in all but the first a position."""
+    head, handle_end = prefix + _HANDLE_HEAD, len(prefix) + _NUMBER_BYTES
+    behind = handle_end + _NUMBER_BYTES
+    found = [rule[behind:] for rule in rules if rule.startswith(_POSITION_HEAD, handle_end) and rule.startswith(head)]
+    if len(found) == len(rules) - 1 and not rules[0].startswith(_POSITION_HEAD, handle_end):
+        return [_kept(rules[0]), *found]
+    return list(map(_kept, rules))
 
 
 def _place(rule: bytes) -> tuple[str, bytes]:
@@ -66,8 +62,8 @@ def _place(rule: bytes) -> tuple[str, bytes]:
     return text_of(found[_CHAIN]), attribute(_TABLE, found[_TABLE]) + attribute(_CHAIN, found[_CHAIN])
 
 
-def _without_given(rule: bytes) -> bytes:
-    """A rule whose attributes are not in the usual order, without those that only this one rule can have."""
+def _kept(rule: bytes) -> bytes:
+    """The attributes of a rule but for those."""
     return b"".join(rule[begin - _ATTRIBUTE.size : _padded(end)] for kind, begin, end in _walked(rule, 0, len(rule)) if kind not in _GIVEN)
 
 

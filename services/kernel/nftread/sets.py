@@ -112,30 +112,23 @@ def members(head: Head, lists: Iterable[bytes], read: Callable[[bytes], str] = h
     key_text, value_text = _READERS.get(head.key_type, read), _value_reader(head)
     items = _items(head, lists)
     if not is_interval:
-        for item in items:
-            yield "*" if item.is_all else key_text(item.key), value_text(item.value)
+        for key, value, _, is_all in items:
+            yield "*" if is_all else key_text(key), value_text(value)
         return
     kind = _kind(head.key_type)
     last = (1 << head.key_bytes * 8) - 1
-    ordered = sorted(items, key=lambda item: (item.is_all, item.key, not item.is_end))
-    for item, behind in zip(ordered, [*ordered[1:], None], strict=False):
-        if item.is_end:
-            continue
-        if item.is_all:
-            yield "*", value_text(item.value)
-            continue
-        low = int.from_bytes(item.key)
-        high = int.from_bytes(behind.key) - 1 if behind is not None and not behind.is_all else last
-        yield span_text(kind, low, high, head.key_bytes), value_text(item.value)
+    # An end at a key comes before what begins there, and what stands for all other keys behind all.
+    ordered = sorted(items, key=lambda item: (item[3], item[0], not item[2]))
+    for (key, value, is_end, is_all), behind in zip(ordered, [*ordered[1:], None], strict=False):
+        if is_all:
+            yield "*", value_text(value)
+        elif not is_end:
+            high = int.from_bytes(behind[0]) - 1 if behind is not None and not behind[3] else last
+            yield span_text(kind, int.from_bytes(key), high, head.key_bytes), value_text(value)
 
 
-class _Item(NamedTuple):
-    """`value` is the nested attributes of the value."""
-
-    key: bytes
-    value: bytes = b""
-    is_end: bool = False
-    is_all: bool = False
+_Item = tuple[bytes, bytes, bool, bool]
+"""A key, the nested attributes of its value, whether it is the end of an interval, and whether it stands for all other keys."""
 
 
 def _items(head: Head, lists: Iterable[bytes]) -> Iterator[_Item]:
@@ -154,11 +147,11 @@ def _items(head: Head, lists: Iterable[bytes]) -> Iterator[_Item]:
                 rest = data[at + rest_begin : at + length]
                 key = data[at + _BEFORE_KEY : at + key_end]
                 if not rest:
-                    yield _Item(key)
+                    yield key, b"", False, False
                 elif rest == _END:
-                    yield _Item(key, b"", is_end=True)
+                    yield key, b"", True, False
                 elif len(rest) == _LENGTH.unpack_from(rest)[0] and rest[2] == _ELEMENT_DATA:
-                    yield _Item(key, rest[_HEAD_BYTES:])
+                    yield key, rest[_HEAD_BYTES:], False, False
                 else:
                     yield _item(data[at + _HEAD_BYTES : at + length])
             at += (length + 3) & ~3
@@ -171,7 +164,7 @@ def _item(data: bytes) -> _Item:
     if _KEY_END in found and (end := attributes(found[_KEY_END]).get(_VALUE, b"")) != key:
         key += end
     value = found.get(_ELEMENT_DATA, found.get(_ELEMENT_OBJECT, b""))
-    return _Item(key, value, bool(flags & _IS_END), bool(flags & _IS_ALL))
+    return key, value, bool(flags & _IS_END), bool(flags & _IS_ALL)
 
 
 def _value_reader(head: Head) -> Callable[[bytes], str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from services.cli import main as cli
-from services.cli.main import app, main
+from services.cli.main import application, main
 from services.cli.output import line
 
 COMMANDS = ("publish", "get", "delete", "plan", "status", "drift", "explain", "purge", "doctor", "planner", "applier", "auditor", "server")
@@ -65,12 +67,13 @@ def test_what_the_system_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, ca
     def refuse(*_: object, **__: object) -> None:
         raise NotADirectoryError(20, "Not a directory", "here/lab.json")
 
-    monkeypatch.setattr(cli, "app", refuse)
+    monkeypatch.setattr(cli, "application", lambda _words: refuse)
     assert run(capsys, "lab", "up") == (1, "", "error: here/lab.json: Not a directory\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_and_explains_every_parameter(command: str, capsys):
+    app = application()
     app([command, "--help"])
     text = capsys.readouterr().out
     assert f"meshmark {command}" in text.partition("\n")[2], "an example, beside the usage"
@@ -81,6 +84,14 @@ def test_help_has_an_example_and_explains_every_parameter(command: str, capsys):
     assert rows
     bare = [row for row in rows if not re.sub(r"\[(choices|default|required).*|--?[a-z-]+|[A-Z]{3,}\.*|[│*\s]", "", row)]
     assert not bare
+
+
+def test_a_service_has_nothing_of_the_other_commands_in_memory() -> None:
+    """Its help is the same."""
+    code = "import sys; from services.cli.main import application as made; made(['applier']); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "services.cli.daemons" in found
+    assert not [name for name in found if name.startswith(("services.planner.compile", "services.cli.plan", "services.cli.lab.app"))]
 
 
 @pytest.mark.parametrize("text, shown", [("two\nlines", "two lines"), ("a  b", "a b")])

@@ -31,11 +31,11 @@ def form(item: bytes) -> bytes:
 
 
 def test_rules_come_by_chain() -> None:
-    """In the pieces in which they come; a chain that goes on in the next piece is one."""
+    """In the pieces in which they come, each of which may have several."""
     one, two = expression("notrack", b""), counted(0)
-    pieces = [[rule(one, given=HANDLE), rule(two)], [rule(one)], [rule(two, chain="d", given=HANDLE)]]
+    pieces = [[rule(one, given=HANDLE), rule(two), rule(one), rule(two, chain="d", given=HANDLE)], [rule(one, chain="e")]]
     found = dict(forms_by_chain(pieces, None))
-    assert found == {"c": (nested(4, one), nested(4, two), nested(4, one)), "d": (nested(4, two),)}
+    assert found == {"c": (nested(4, one), nested(4, two), nested(4, one)), "d": (nested(4, two),), "e": (nested(4, one),)}
     assert list(forms_by_chain([], None)) == []
 
 
