@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: run figures, print them, keep them.
+"""``python -m benchmarks``: run figures, print them, keep them; or plot what was kept.
 
 The exit code is 0 when every figure could be measured, whether its goal was met or not; 1 when one could not; 2 for a wrong argument.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from benchmarks import machine, report
+from benchmarks import machine, plots, report
 from benchmarks.figures import FIGURES
 from benchmarks.report import Document
 from benchmarks.result import Figure, Result
@@ -28,6 +28,10 @@ _ROOT = Path(__file__).parent.parent
 
 def main() -> int:
     arguments = _parser().parse_args()
+    if arguments.plots:
+        for file in plots.write([report.read(kept) for kept in arguments.plots], _ROOT / "docs"):
+            _say(f"wrote {file.relative_to(_ROOT)}")
+        return 0
     # What services would log into a terminal is not what was asked for.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     _keep_bytecode()
@@ -99,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     found.add_argument("--output", choices=("table", "json"), default="table", help="a table, or one line of JSON per figure")
     found.add_argument("--json", type=Path, metavar="FILE", help="where to keep the whole run (default: .cache/bench/<date>.json)")
     found.add_argument("--compare", type=_document, metavar="FILE", help="print the ratio to an earlier run that was kept")
+    words = "measure nothing: plot runs that were kept into docs/, and show them in docs/benchmarks.md"
+    found.add_argument("--plots", type=_document, nargs="+", metavar="FILE", help=words)
     return found
 
 
