@@ -25,8 +25,8 @@ _SETTLE_S = 5.0
 _GOAL_BYTES = 60_000_000
 _LIBRARIES = {
     "planner": ("msgspec", "nats", "prometheus_client", "structlog", "tenacity"),
-    "applier": ("msgspec", "nats", "nftables", "prometheus_client", "pyroute2", "structlog", "tenacity"),
-    "auditor": ("msgspec", "nats", "nftables", "prometheus_client", "pyroute2", "structlog", "tenacity"),
+    "applier": ("msgspec", "nats", "prometheus_client", "pyroute2", "structlog", "tenacity"),
+    "auditor": ("msgspec", "nats", "prometheus_client", "pyroute2", "structlog", "tenacity"),
 }
 """What each service needs of others' code: the floor."""
 _WAIT = "import sys; print(flush=True); sys.stdin.read()"

@@ -126,7 +126,7 @@ def test_a_repair_leaves_what_is_right(side: Side, raw: Dumps, stranger: Callabl
     held = counts(side, raw)
     stranger(f"delete rule inet {T} c handle {held['b'][0]}")
     stranger(f'insert rule inet {T} c counter comment "odd"\nadd rule inet {T} c accept')
-    listed = side.call(lambda: [side.engine.tables(), side.engine.read(T, {})[chain.key]][1])
+    listed = side.call(lambda: [side.engine.looking(), side.lister.read(T, {})[chain.key]][1])
     assert isinstance(listed, ListedChain)
     assert side.commit([Change(listed, chain)], None) is None
     found = counts(side, raw)
@@ -140,7 +140,7 @@ def test_what_the_engine_remembers_is_not_believed_after_a_stranger(side: Side, 
     side.commit(changes({}, plan_of(chain_of(*"abc"))), None)
     side.commit([Change(chain_of(*"abc"), chain_of(*"abd"))], None)
     stranger(f"add rule inet {T} c accept")
-    side.call(side.engine.tables)
+    side.call(side.engine.looking)
     assert side.commit([Change(chain_of(*"abd"), chain_of(*"abx"))], None) is None
     assert "accept" not in stranger(f"list chain inet {T} c").replace('"policy": "accept"', "")
 
@@ -151,7 +151,7 @@ def test_a_stranger_elsewhere_does_not_make_it_forget(side: Side, stranger: Call
     side.commit([Change(chain_of(*"abc"), chain_of(*"abd"))], None)
     stranger("add table inet other")
     monkeypatch.setattr(chains.Chains, "_asked", lambda *_: pytest.fail("the kernel was asked"))
-    side.call(side.engine.tables)
+    side.call(side.engine.looking)
     assert side.commit([Change(chain_of(*"abd"), chain_of(*"abx"))], None) is None
     stranger("add table inet another")
     assert side.commit([Change(chain_of(*"abx"), chain_of(*"aby"))], None) is None
