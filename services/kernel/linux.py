@@ -58,8 +58,8 @@ class LinuxKernel:
 
     `state_dir` holds the private keys and the sysctls' old values. None is for a process that only looks, and is to see no private key of
     ours: it gives WireGuard links with the public key that they have, and wanted ones with the one that the plan knows. One that
-    `remembers` keeps what it read of nftables last, and makes only what has changed since: for who reads again and again. `nft_engine` is
-    what writes and reads nftables objects: our own messages, or libnftables.
+    `remembers` keeps what it read of nftables and routes last, and makes only what has changed since: for who reads again and again.
+    `nft_engine` is what writes and reads nftables objects: our own messages, or libnftables.
     """
 
     def __init__(self, state_dir: Path | None, *, remembers: bool = False, nft_engine: NftEngineName = "nfnetlink") -> None:
@@ -79,7 +79,7 @@ class LinuxKernel:
         self._links = Links(links)
         self._addresses = Addresses(links, self._netlink)
         self._neighbours = Neighbours(self._netlink)
-        self._routes = Routes(self._netlink, Interfaces(self._netlink))
+        self._routes = Routes(self._netlink, Interfaces(self._netlink), remembers=remembers)
         self._rules = Rules(self._netlink)
         self._sysctls = Sysctls(state_dir)
         self._keys = KeyFiles(state_dir)
@@ -139,7 +139,7 @@ class LinuxKernel:
         if "rule" in layers:
             found |= self._rules.read()
         if "route" in layers:
-            found |= self._routes.read()
+            found |= self._routes.read(wanted)
         return found
 
     def fingerprint(self, layer: Layer) -> bytes | None:

@@ -20,8 +20,9 @@ from __future__ import annotations
 import errno
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
-from schemas.host_objects import OWN_PROTOCOL, NextHop, Route
+from schemas.host_objects import OWN_PROTOCOL, NextHop, PlanObject, Route
 from schemas.values import FAMILIES, SOCKET_FAMILY
 from services.kernel.failures import Failures, blamed, mapped, unreadable
 from services.kernel.interfaces import Interfaces
@@ -48,23 +49,36 @@ _GONE = (errno.ESRCH, errno.ENODEV)
 _WAITING = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL)
 """How the kernel says that a next hop cannot be reached (IPv4, IPv6 with and without a link of its own)."""
 
+_NOTHING: Mapping[str, PlanObject] = {}
+
 Placed = tuple[int, Change]
 """A change and its place among those that are to be made."""
 
 
-class Routes:
-    """Own routes."""
+class _Read(NamedTuple):
+    """Routes by the bodies of their messages, each with its key, and the names that links had."""
 
-    def __init__(self, netlink: NetlinkSocket, interfaces: Interfaces) -> None:
+    names: Mapping[int, str]
+    routes: dict[bytes, tuple[str, Held]]
+
+
+class Routes:
+    """Own routes. Who `remembers` has what was read last in memory, by the kernel's own bytes, and makes only the rest anew."""
+
+    def __init__(self, netlink: NetlinkSocket, interfaces: Interfaces, *, remembers: bool = False) -> None:
         self._netlink = netlink
         self._interfaces = interfaces
+        self._remembers = remembers
+        self._read = _Read({}, {})
         self._links: frozenset[str] = frozenset()
         self.seen: bytes | None = None
         """The fingerprint of what was read last."""
 
-    def read(self) -> dict[str, Held]:
+    def read(self, wanted: Mapping[str, PlanObject] = _NOTHING) -> dict[str, Held]:
+        """All own routes by key. Equal ones of `wanted` stand for those that were read, so that none is in memory twice."""
         names = self._interface_names()
         decoder = Decoder(names)
+        before, now = self._read.routes if self._read.names == names else {}, _Read(names, {})
         found: dict[str, Held] = {}
         links: set[str] = set()
         hops: tuple[NextHop, ...] = ()
@@ -74,12 +88,18 @@ class Routes:
             bodies, digest = self._dump(SOCKET_FAMILY[family])
             digests.append(digest)
             for body in bodies:
-                item = decoder.route(body)
-                key = item.key
+                if (known := before.get(body)) is None:
+                    item = decoder.route(body)
+                    planned = wanted.get(item.key)
+                    known = item.key, planned if planned is not None and planned == item else item
+                if self._remembers:
+                    now.routes[body] = known
+                key, item = known
                 found[key] = Listed("route", key, "the same route more than once") if key in found else item
                 if isinstance(item, Route) and item.hops is not hops:  # routes alike have the very same hops
                     hops = item.hops
                     links.update(hop.link for hop in hops)
+        self._read = now
         self._links = frozenset(links)
         self.seen = _fingerprint(digests, {name: index for index, name in names.items() if name in links})
         return found

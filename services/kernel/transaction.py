@@ -113,7 +113,7 @@ def repairs(wanted: Mapping[str, PlanObject], reference: Observed, observed: Obs
 
 def same(wanted: Held, observed: Held | None) -> bool:
     """True when the kernel holds what is wanted. `wanted` is in the form of ``Kernel.reference``."""
-    return wanted == observed
+    return wanted is observed or wanted == observed
 
 
 def with_dependents(batch: Sequence[Change], wanted: Mapping[str, PlanObject]) -> list[Change]:

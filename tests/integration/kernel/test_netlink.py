@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.host_objects import Route
+from schemas.host_objects import NextHop, Route
 from schemas.values import Prefix
 from services.kernel.interfaces import Interfaces
 from services.kernel.netlink import CREATE, EXCL, NETLINK_ROUTE, NetlinkError, NetlinkSocket
@@ -71,3 +71,22 @@ def test_routes_whose_refusals_were_lost_are_sent_again(netlink: NetlinkSocket) 
     changes = [Change(None, item) for item in ROUTES]
     assert routes.write_all(changes) == {}
     assert routes.write_all(changes) == {}
+
+
+def test_routes_that_have_not_changed_are_not_made_anew(machine: LinuxMachine, netlink: NetlinkSocket) -> None:
+    """Nor twice in memory where they are as planned; what has changed is read, and a link that has another name as well."""
+    routes = Routes(netlink, Interfaces(netlink), remembers=True)
+    machine.run("ip link add mm.a type veth peer name mm.p; ip link set mm.p up; ip link set mm.a up")
+    by_link = Route(7009, Prefix("10.10.0.0/24"), hops=(NextHop("mm.a"),))
+    wanted = {item.key: item for item in (*ROUTES, by_link)}
+    assert routes.write_all([Change(None, item) for item in wanted.values()]) == {}
+    first = routes.read(wanted)
+    assert first == wanted
+    assert all(first[key] is wanted[key] for key in wanted)
+    again = routes.read()
+    assert all(again[key] is wanted[key] for key in wanted)
+    machine.run("ip route replace unreachable 10.9.7.0/24 table 7009 proto 77; ip link set mm.a down; ip link set mm.a name mm.b up")
+    assert routes.write_all([Change(None, Route(7009, by_link.prefix, hops=(NextHop("mm.b"),)))]) == {}
+    found = routes.read(wanted)
+    assert {key for key in wanted if found[key] != wanted[key]} == {ROUTES[7].key, by_link.key}
+    machine.run("ip link del mm.b")
