@@ -28,8 +28,10 @@ def compare(kernel: View, plan: HostPlan, layers: AbstractSet[DriftLayer]) -> li
     """Findings in the order of their keys. The view holds the objects of `layers` only."""
     reference, observed = kernel.reference, kernel.observed
     settled = _settled(plan, kernel)
+    if len(reference) == len(observed) and all(observed.get(key) is item for key, item in reference.items()):
+        # Mostly the kernel's objects are the plan's very own.
+        return by_cause(list(_missing_marker(kernel, settled, layers)), kernel, plan)
     wanted = {key: unit for unit in sorted(plan.units) for key in plan.units[unit] if key in reference}
-    # Mostly the kernel's objects are the plan's very own.
     others = [(key, reference[key], observed.get(key)) for key in wanted if observed.get(key) is not reference[key]]
     gone = {item.name for _, item, held in others if isinstance(item, NftTable) and held is None}
     found = list(_missing_marker(kernel, settled, layers))

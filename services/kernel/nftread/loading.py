@@ -81,7 +81,7 @@ class ByMessages:
             head = sets.head_of(found)
             if head.is_anonymous:
                 nameless.add(head, found)
-        return list(read_chains(self._dumps, name, self._dumps.chains().get(name, []), nameless))
+        return [read.chain for read in read_chains(self._dumps, table, self._dumps.chains().get(name, []), nameless, {})]
 
 
 def _no_header(table: str, name: str) -> Header:

@@ -44,7 +44,9 @@ class Nameless:
 
     def add(self, head: Head, attributes_of: Attributes) -> None:
         name = attributes_of[sets.NAME]
-        self._places[name] = _Place(head, (self._table.handle, name, attributes_of.get(sets.HANDLE, b"")))
+        place = self._places[name] = _Place(head, (self._table.handle, name, attributes_of.get(sets.HANDLE, b"")))
+        if (known := self._before.get(place.key)) is not None:
+            self._found[place.key] = known
 
     def content(self, name: bytes) -> bytes | None:
         """What is in the set with this name; None where it is no set without a name of its own."""
@@ -53,8 +55,7 @@ class Nameless:
             return None
         content = self._found.get(place.key)
         if content is None:
-            content = self._before.get(place.key) or self._read(place.head)
-            self._found[place.key] = content
+            content = self._found[place.key] = self._read(place.head)
         return content
 
     def _read(self, head: Head) -> bytes:

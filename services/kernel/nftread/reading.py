@@ -1,7 +1,7 @@
 """Own tables, read again and again: what has not changed since the last time is not made anew.
 
-Owns nothing but what it remembers of the last read: each chain as an object that holds the kernel's own bytes, and each named set's
-elements with a digest of theirs. What is remembered was read within one generation; with a writer who never pauses nothing is remembered.
+Owns nothing but what it remembers of the last read: each chain, as an object that holds the kernel's own bytes, and each named set's
+elements, with a digest of what they were made from. What is remembered was read within one generation; with a writer who never pauses nothing is remembered.
 After a restart everything is read once, a chain and a set at a time. `known` gives the equal chain that is in memory already.
 
 Of tables with flags (dormant ones, ones that a socket owns) nothing is looked at but that: no plan has one. Fails with Transient.
@@ -17,18 +17,17 @@ from typing import NamedTuple
 from schemas.host_objects import NftTable, PlanObject
 from services.kernel.netlink import Disturbed
 from services.kernel.nftread import sets
-from services.kernel.nftread.chains import read_chains
+from services.kernel.nftread.chains import Path, ReadChain, read_chains
 from services.kernel.nftread.dumps import Chain, Dumps, Table
 from services.kernel.nftread.nameless import Contents, Nameless
 from services.kernel.nftread.sets import Head
-from services.kernel.transaction import Held, Listed, ListedChain
+from services.kernel.transaction import Held, Listed, ListedChain, Observed
 from services.runtime.errors import Transient
 
 _TRIES = 3
 _DIGEST_BYTES = 16
 
 Known = Callable[[ListedChain], ListedChain]
-_Chains = dict[tuple[str, str], ListedChain]
 
 
 class _Set(NamedTuple):
@@ -41,8 +40,8 @@ class Memory(NamedTuple):
 
     generation: int
     objects: dict[str, Held]
-    chains: _Chains
-    sets: dict[tuple[str, str], _Set]
+    chains: dict[Path, ReadChain]
+    sets: dict[Path, _Set]
     nameless: Contents
 
 
@@ -58,19 +57,22 @@ class Reading:
         self._known = known
         self._memory: Memory | None = None
 
-    def read(self, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
-        """Own objects of all tables by key. Equal objects of `wanted` stand for those that were read, so that none is held twice."""
+    def read(self, wanted: Mapping[str, PlanObject]) -> Observed:
+        """Own objects of all tables by key; nobody is to change them.
+
+        Equal objects of `wanted` stand for those that were read, so that none is held twice.
+        """
         before, self._memory = self._memory or _NOTHING, None
         for _ in range(_TRIES):
             generation = self._dumps.generation()
             if before.generation == generation and before is not _NOTHING:
                 self._memory = before
-                return dict(before.objects)
+                return before.objects
             with contextlib.suppress(Disturbed):
                 found = self._found(generation, before, wanted)
                 if self._dumps.generation() == generation:
                     self._memory = found if self._remembers else None
-                    return dict(found.objects) if self._remembers else found.objects
+                    return found.objects
         return self._found_amid_writers(before, wanted)
 
     def _found_amid_writers(self, before: Memory, wanted: Mapping[str, PlanObject]) -> dict[str, Held]:
@@ -93,7 +95,7 @@ class Reading:
                 continue
             found.objects[f"table {table.name}"] = NftTable(table.name)
             nameless = self._read_sets(table, before, found, wanted)
-            self._read_chains(table.name, chains.get(table.name, []), before, found, nameless)
+            self._read_chains(table, chains.get(table.name, []), before, found, nameless)
         plain = {table.name for table in tables if not table.flags}
         for kind, name, other in self._dumps.others() if plain else ():
             if name in plain:
@@ -101,11 +103,13 @@ class Reading:
                 found.objects[item.key] = item
         return found
 
-    def _read_chains(self, table: str, chains: list[Chain], before: Memory, found: Memory, nameless: Nameless) -> None:
-        for item in read_chains(self._dumps, table, chains, nameless):
-            at = item.table, item.name
-            last = before.chains.get(at)
-            found.chains[at] = found.objects[item.key] = self._known(last if last == item and last is not None else item)
+    def _read_chains(self, table: Table, chains: list[Chain], before: Memory, found: Memory, nameless: Nameless) -> None:
+        for read in read_chains(self._dumps, table, chains, nameless, before.chains):
+            at = table.name, read.chain.name
+            last = before.chains.get(at, read)
+            item = self._known(last.chain if last.chain == read.chain else read.chain)
+            found.chains[at] = ReadChain(read.digest, item)
+            found.objects[item.key] = item
 
     def _read_sets(self, table: Table, before: Memory, found: Memory, wanted: Mapping[str, PlanObject]) -> Nameless:
         nameless = Nameless(self._dumps, table, before.nameless, found.nameless)

@@ -32,18 +32,20 @@ Anonymous = Callable[[bytes], bytes | None]
 """What is in a set without a name, by the name's bytes; None for a set that has one."""
 
 
-def forms_by_chain(pieces: Iterable[list[bytes]], anonymous: Anonymous | None) -> Iterator[tuple[str, tuple[bytes, ...]]]:
-    """Each chain's name and the forms of its rules. A piece is all rules of some chains, a chain's in a row.
-
-    Without `anonymous` the table has no sets without names.
-    """
+def by_chain(pieces: Iterable[list[bytes]]) -> Iterator[tuple[str, list[bytes]]]:
+    """Each chain's name and rules. A piece is all rules of some chains, a chain's in a row."""
     for rules in pieces:
         begin = 0
         while begin < len(rules):
             name, prefix = _place(rules[begin])
             end = bisect_left(rules, 1, begin + 1, key=lambda rule, prefix=prefix: not rule.startswith(prefix))  # type: ignore[misc]
-            yield name, _settled(_without_given(rules[begin:end], prefix), anonymous)
+            yield name, rules[begin:end]
             begin = end
+
+
+def forms(rules: list[bytes], anonymous: Anonymous | None) -> tuple[bytes, ...]:
+    """The forms of a chain's rules; there is one at least. Without `anonymous` the table has no sets without names."""
+    return _settled(_without_given(rules, _place(rules[0])[1]), anonymous)
 
 
 def _without_given(rules: list[bytes], prefix: bytes) -> list[bytes]:

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.kernel.netlink import attribute, nested
-from services.kernel.nftread.rules import forms_by_chain
+from services.kernel.nftread.rules import by_chain, forms
 from services.kernel.nftread.words import rule_text
 
 HANDLE, POSITION = attribute(3, bytes(8)), attribute(6, bytes(8))
@@ -26,7 +26,7 @@ def rule(*expressions: bytes, chain: str = "c", comment: bytes = b"", given: byt
 
 
 def form(item: bytes) -> bytes:
-    [(_, [found])] = forms_by_chain([[item]], None)
+    [found] = forms([item], None)
     return found
 
 
@@ -34,9 +34,9 @@ def test_rules_come_by_chain() -> None:
     """In the pieces in which they come, each of which may have several."""
     one, two = expression("notrack", b""), counted(0)
     pieces = [[rule(one, given=HANDLE), rule(two), rule(one), rule(two, chain="d", given=HANDLE)], [rule(one, chain="e")]]
-    found = dict(forms_by_chain(pieces, None))
+    found = {name: forms(rules, None) for name, rules in by_chain(pieces)}
     assert found == {"c": (nested(4, one), nested(4, two), nested(4, one)), "d": (nested(4, two),), "e": (nested(4, one),)}
-    assert list(forms_by_chain([], None)) == []
+    assert list(by_chain([])) == []
 
 
 def test_handle_and_position_are_no_part_of_a_rule() -> None:
@@ -63,7 +63,7 @@ def test_a_set_without_a_name_is_what_is_in_it() -> None:
     contents = {b"__set1\0": b"one", b"__set12\0": b"one", b"__set2\0": b"two"}
 
     def looked_up(name: bytes) -> bytes:
-        [(_, [found])] = forms_by_chain([[rule(expression("lookup", attribute(1, name + b"\0") + attribute(2, bytes(4))))]], contents.get)
+        [found] = forms([rule(expression("lookup", attribute(1, name + b"\0") + attribute(2, bytes(4))))], contents.get)
         return found
 
     assert looked_up(b"__set1") == looked_up(b"__set12") != looked_up(b"__set2")
