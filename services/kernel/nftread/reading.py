@@ -1,8 +1,9 @@
 """Own tables, read again and again: what has not changed since the last time is not made anew.
 
 Owns nothing but what it remembers of the last read: each chain, as an object that holds the kernel's own bytes, and each named set's
-elements, with a digest of what they were made from. What is remembered was read within one generation; with a writer who never pauses nothing is remembered.
-After a restart everything is read once, a chain and a set at a time. `known` gives the equal chain that is in memory already.
+elements, with a digest of what they were made from. What is remembered was read within one generation; with a writer who never pauses
+nothing is remembered. After a restart everything is read once, a chain and a set at a time. `known` gives the equal chain that is in
+memory already.
 
 Of tables with flags (dormant ones, ones that a socket owns) nothing is looked at but that: no plan has one. Fails with Transient.
 """
