@@ -172,7 +172,7 @@ def _removals(members: _Members) -> Iterator[Step]:
     yield from (Step("delete", "chain", *path(change.old)) for change in members.chains if change.new is None and change.old is not None)
     for change in members.others:
         if isinstance(change.old, Listed) and change.new is None:
-            kind, table, name = change.old.key.split(" ", 2)
+            kind, table, name = change.old.key.rsplit(" ", 2)  # a kind may be two words, as `ct helper`
             yield Step("delete", kind, table, name)
 
 
@@ -223,5 +223,5 @@ def path(item: Held) -> Path:
         case NftSet() | NftChain() | ListedChain():
             return item.table, item.name
         case _:
-            words = item.key.split(" ")
-            return words[1], words[-1]
+            *kind, table, name = item.key.split(" ")
+            return table if kind else name, name

@@ -247,14 +247,15 @@ def test_our_own_transactions_are_no_strangers(side: Side, monkeypatch: pytest.M
 # What is passed on, and how much goes at once -------------------------------------------------------------------------------------------
 
 
-def test_what_has_no_form_here_goes_to_libnftables_as_a_whole(side: Side, stranger: Callable[[str], str]) -> None:
-    """A named counter that somebody put into a table of ours is removed in one transaction with what else changes."""
+@pytest.mark.parametrize("kind,text", [("counter", ""), ("ct helper", ' { type "ftp" protocol tcp ; }'), ("quota", " { 25 bytes ; }")])
+def test_what_has_no_form_here_goes_to_libnftables_as_a_whole(side: Side, stranger: Callable[[str], str], kind: str, text: str) -> None:
+    """An object by name that somebody put into a table of ours is removed in one transaction with what else changes."""
     side.commit(changes({}, BASE), None)
-    stranger(f"add counter inet {T} odd")
-    found = held(side)[f"counter {T} odd"]
+    stranger(f"add {kind} inet {T} odd{text}")
+    found = held(side)[f"{kind} {T} odd"]
     batch = [Change(found, None), *added(NftElement(T, "hosts", "10.0.0.2"), NftChain(T, "new", (ACCEPT,)))]  # type: ignore[arg-type]
     assert side.commit(batch, Marker(7, 7, {})) is None
-    assert f"counter {T} odd" not in held(side)
+    assert f"{kind} {T} odd" not in held(side)
     assert {f"element {T} hosts 10.0.0.2", f"chain {T} new"} <= held(side).keys()
     assert side.call(side.lister.marker) == Marker(7, 7, {})
 
