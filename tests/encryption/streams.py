@@ -1,20 +1,19 @@
 """Streams between pods of two nodes that encrypt, and what of them was lost on the way.
 
-wireguard-go is a process: on a busy machine it may not be given a processor for a while, until the kernel drops what no longer fits into
-its socket. The kernel counts that, per namespace, and it is told apart from what is lost because of what nodes hold.
+What found no room in a node's socket on a busy machine is told apart from that (``tests.talks``).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from pathlib import Path
 
 from schemas.values import FAMILIES, Family
 from services.cli.lab import namespaces, traffic
 from services.cli.lab.layout import PREFIX
 from tests.encryption import wire
 from tests.encryption.site import Site
+from tests.talks import overrun
 
 FLOWS = 2
 """In each direction and family: few, since what is asked is whether any is lost, and not how much a node can take."""
@@ -64,11 +63,4 @@ async def streams(site: Site, families: Iterable[Family] = FAMILIES, other: str 
 def _overrun() -> int:
     """Datagrams that found no room in a socket, in all nodes' namespaces, of both families."""
     nodes = [name for name in namespaces.existing() if name.startswith(f"{PREFIX}rome.worker-")]
-    return sum(namespaces.inside(name, _refused) for name in nodes)
-
-
-def _refused() -> int:
-    folder = Path("/proc/thread-self/net")
-    names, counts = (line.split() for line in (folder / "snmp").read_text(encoding="ascii").splitlines() if line.startswith("Udp:"))
-    of_ipv6 = dict(line.split() for line in (folder / "snmp6").read_text(encoding="ascii").splitlines())
-    return int(counts[names.index("RcvbufErrors")]) + int(of_ipv6["Udp6RcvbufErrors"])
+    return sum(map(overrun, nodes))
