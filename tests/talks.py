@@ -24,8 +24,8 @@ PATIENCE_S = 120.0
 class Talk:
     """Datagrams that somebody sends to somebody else, numbered; which of them came."""
 
-    def __init__(self, here: str, there: str, to: Address) -> None:
-        self.name = f"{here} → {there} {to}"
+    def __init__(self, here: str, there: str, to: Address, port: int) -> None:
+        self.name = f"{here} → {there} {to} port {port}"
         self.sent = 0
         self.came: set[int] = set()
         self._to = to
@@ -70,7 +70,7 @@ async def talking(pairs: Sequence[tuple[str, str, Address]], *, answered: bool =
 
     They have done so before, and at the end all that they said had time to come.
     """
-    talks, loop = Talks(Talk(*pair) for pair in pairs), asyncio.get_running_loop()
+    talks, loop = Talks(Talk(*pair, PORT + index) for index, pair in enumerate(pairs)), asyncio.get_running_loop()
     with contextlib.ExitStack() as stack:
         ends = []
         for index, (talk, (here, there, to)) in enumerate(zip(talks, pairs, strict=True)):
