@@ -5,6 +5,8 @@ each other in one moment, as they do when encryption is switched on: a greeting 
 lost, and of two that cross both ends discard the answer (docs/decisions/0004). So a peer that was sent something, and does not shake hands
 soon after, is made anew: it is greeted at once. One end does so before the other, so that greetings do not cross again.
 
+Only nodes do so: the tunnels of gateways come up at one end before the other.
+
 What waits for a handshake is lost with the peer. So one that was not heard of yet is waited with for longer: its host may be about to know
 us, and greets us then.
 """
@@ -18,7 +20,7 @@ import structlog
 from msgspec import Struct
 
 from schemas.host_objects import WireguardLink, WireguardPeer
-from schemas.plan import HostPlan
+from schemas.plan import HostPlan, mesh_unit
 from schemas.values import Key
 from services.kernel.port import PeerSeen
 from services.runtime.errors import MeshmarkError
@@ -80,12 +82,12 @@ class Newcomers:
             return
         own: dict[str, Key | None] = {}
         planned: list[tuple[str, Key]] = []
-        for unit in plan.units.values():  # without a list of all objects: each turn does this
-            for entry in unit.values():
-                if isinstance(entry.object, WireguardPeer):
-                    planned.append((entry.object.link, entry.object.public_key))
-                elif isinstance(entry.object, WireguardLink):
-                    own[entry.object.name] = entry.object.public_key
+        mesh = plan.units.get(mesh_unit(plan.cluster))
+        for entry in mesh.values() if mesh is not None else ():
+            if isinstance(entry.object, WireguardPeer):
+                planned.append((entry.object.link, entry.object.public_key))
+            elif isinstance(entry.object, WireguardLink):
+                own[entry.object.name] = entry.object.public_key
         self._plan = plan
         before, self._known = self._known, {}
         for link, key in planned:

@@ -42,6 +42,14 @@ def test_the_end_with_the_lower_key_greets_first(received_bytes: int, first_s: f
     assert newcomers.links == frozenset()
 
 
+def test_ends_of_tunnels_between_clusters_are_left_to_their_order() -> None:
+    """One end is there before the other, and what is under way in a tunnel is not to be lost for a greeting."""
+    newcomers = Newcomers()
+    nodes = plan(HIGH)
+    newcomers.follow(HostPlan(nodes.cluster, nodes.host, {"peering/rome/milan": nodes.units["mesh/rome"]}), 0.0)
+    assert newcomers.links == frozenset()
+
+
 def test_who_was_sent_nothing_is_waited_with() -> None:
     """The clock starts with what is sent; who shakes hands is new no more, and stays so."""
     newcomers = Newcomers()

@@ -19,7 +19,7 @@ from schemas.commands import Repair, Settled, TraceFlow, Tracing
 from schemas.epochs import first_epoch
 from schemas.host_objects import NftElement, PolicyRule, Route, VxlanLink, WireguardLink, WireguardPeer
 from schemas.in_use import InUse
-from schemas.plan import Entry, HostPlan, unit_tag
+from schemas.plan import Entry, HostPlan, mesh_unit, unit_tag
 from schemas.status import Peers, TunnelHealth
 from schemas.topology import PublicKey
 from schemas.values import Address, Endpoint, Key, Prefix
@@ -419,7 +419,7 @@ async def test_a_name_without_address_holds_nobody_up(monkeypatch: pytest.Monkey
     kernel = FakeKernel(FakeHost())
     known = msgspec.structs.replace(NAMED, public_key=Key(public_key(b"\4" * 32)), endpoint=Endpoint("192.0.2.4:1"), allowed_ips=())
     items = (WireguardLink("mt.node", 51871, 1420, kernel.public_key()), NAMED, known)
-    plan = HostPlan(EMPTY.cluster, EMPTY.host, {"encryption/rome": {item.key: Entry(item, ()) for item in items}})
+    plan = HostPlan(EMPTY.cluster, EMPTY.host, {mesh_unit(EMPTY.cluster): {item.key: Entry(item, ()) for item in items}})
     async with running(monkeypatch, kernel) as broker:
         broker.write(plan, 1)
         broker.announce(EMPTY, plan, 1)
@@ -443,7 +443,7 @@ async def test_peers_that_shake_hands_are_counted_without_a_turn(monkeypatch: py
     kernel = FakeKernel(FakeHost())
     item = msgspec.structs.replace(NAMED, endpoint=Endpoint("192.0.2.3:51871"))
     items = (WireguardLink("mt.node", 51871, 1420, kernel.public_key()), item)
-    plan = HostPlan(EMPTY.cluster, EMPTY.host, {"encryption/rome": {item.key: Entry(item, ()) for item in items}})
+    plan = HostPlan(EMPTY.cluster, EMPTY.host, {mesh_unit(EMPTY.cluster): {item.key: Entry(item, ()) for item in items}})
     async with running(monkeypatch, kernel) as broker:
         broker.write(plan, 1)
         broker.announce(EMPTY, plan, 1)
@@ -471,7 +471,7 @@ async def test_a_new_peer_that_does_not_answer_is_greeted_again(monkeypatch: pyt
 
     kernel = Telling(FakeHost(greeted=[item.key]))  # it was sent something
     items = (WireguardLink("mt.node", 51871, 1420, kernel.public_key()), item)
-    plan = HostPlan(EMPTY.cluster, EMPTY.host, {"encryption/rome": {item.key: Entry(item, ()) for item in items}})
+    plan = HostPlan(EMPTY.cluster, EMPTY.host, {mesh_unit(EMPTY.cluster): {item.key: Entry(item, ()) for item in items}})
     async with running(monkeypatch, kernel) as broker:
         broker.write(plan, 1)
         broker.announce(EMPTY, plan, 1)
