@@ -95,14 +95,14 @@ class Newcomers:
             newcomer = _Newcomer(now_s + NEW_S, greets_first=mine is not None and mine < key)
             self._known[link, key] = before.get((link, key), newcomer)
 
-    def due(self, seen: Seen, now_s: float) -> dict[str, list[Key]]:
-        """The keys to greet again, by link; who shakes hands, or has come long ago, is new no more."""
-        found: dict[str, list[Key]] = {}
-        peers = {(link, peer.public_key): peer for link, peers in seen.items() for peer in peers}
+    def due(self, link: str, seen: Sequence[PeerSeen], now_s: float) -> list[Key]:
+        """The keys to greet again on a link; who shakes hands, or has come long ago, is new no more. `seen` is empty where nobody knows."""
+        found: list[Key] = []
+        peers = {peer.public_key: peer for peer in seen}
         for place, newcomer in self._known.items():
-            if newcomer is None:
+            if newcomer is None or place[0] != link:
                 continue
-            peer = peers.get(place)
+            peer = peers.get(place[1])
             if now_s > newcomer.until_s or (peer is not None and peer.handshake_s):
                 self._known[place] = None
             elif peer is None or not peer.sent_bytes:
@@ -111,7 +111,7 @@ class Newcomers:
                 newcomer.asked_s = now_s
             elif now_s - newcomer.asked_s >= newcomer.patience_s(peer):
                 newcomer.asked_s, newcomer.is_greeted = now_s, True
-                found.setdefault(place[0], []).append(place[1])
+                found.append(place[1])
         return found
 
 
@@ -141,10 +141,20 @@ class NewcomerWatch:
                 await asyncio.sleep(max(LOOK_S, _REST_SHARE * (loop.time() - began_s)))
 
     async def _look(self, links: Collection[str]) -> None:
+        for link in sorted(links):  # each for itself: of one device that does not answer nobody else's peers are to wait
+            seen: Seen = {}
+            try:
+                seen = await self._peers([link])
+            except MeshmarkError as error:
+                _log.warning("newcomers_unknown", link=link, error=str(error))
+            await self._greet_due(link, seen)
+
+    async def _greet_due(self, link: str, seen: Seen) -> None:
+        keys = self._newcomers.due(link, seen.get(link, ()), asyncio.get_running_loop().time())
+        if not keys:
+            return
+        _log.info("greeted_again", link=link, peers=len(keys))
         try:
-            due = self._newcomers.due(await self._peers(sorted(links)), asyncio.get_running_loop().time())
-            for link, keys in due.items():
-                _log.info("greeted_again", link=link, peers=len(keys))
-                await self._greet(link, keys)
+            await self._greet(link, keys)
         except MeshmarkError as error:
-            _log.warning("newcomers_unknown", error=str(error))
+            _log.warning("newcomers_not_greeted", link=link, error=str(error))

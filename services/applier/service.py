@@ -300,6 +300,8 @@ class ApplierService:
             raise MeshmarkError(msg) from None
         plan = self._require_plan().plan
         answer = await self._in_thread(lambda: keys.rotated(self._kernel, plan, abort=rotate.abort))
+        if rotate.abort:  # no turn follows where no device has had the key yet, and that would keep it
+            await self._settle_keys(plan)
         self._reporter.note_keys()
         return codec.encode(answer)
 

@@ -6,6 +6,8 @@ import errno
 import socket
 from collections.abc import Iterator
 
+from services.kernel.buffers import widen
+
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 
 
@@ -13,10 +15,7 @@ def listening(protocol: int, groups: tuple[int, ...], buffer_bytes: int) -> sock
     """A non-blocking netlink socket in these multicast groups, with a receive buffer as large as we are allowed."""
     listener = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
     try:
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_RCVBUFFORCE", 33), buffer_bytes)
-        except PermissionError:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        widen(listener, socket.SO_RCVBUF, buffer_bytes)
         listener.bind((0, 0))
         for group in groups:
             listener.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
+from services.kernel.buffers import widen
 from services.kernel.rows import FLAGS_AT, Mixed, Row, pieces
 from services.kernel.rows import HEADER as HEADER  # noqa: PLC0414 - the form in which mypy takes a name as passed on
 
@@ -40,7 +41,6 @@ _LAST = (_ERROR, _DONE)
 _SOL_NETLINK, _EXT_ACK, _CAP_ACK, _STRICT_CHECK = 270, 11, 10, 12
 _EXT_ACK_TEXT = 1
 _TYPE_MASK, _NESTED = 0x3FFF, 0x8000
-_RCVBUFFORCE, _SNDBUFFORCE = 33, 32
 _TIMEOUT_S = 10.0
 _BUFFER_BYTES = 1 << 20
 _ANSWER_BYTES = 1 << 10
@@ -97,11 +97,8 @@ class NetlinkSocket:
         if protocol == NETLINK_ROUTE:
             with contextlib.suppress(OSError):  # absent before Linux 4.20; dumps are filtered here as well
                 self._socket.setsockopt(_SOL_NETLINK, _STRICT_CHECK, 1)
-        for option, forced in ((socket.SO_RCVBUF, _RCVBUFFORCE), (socket.SO_SNDBUF, _SNDBUFFORCE)):
-            try:
-                self._socket.setsockopt(socket.SOL_SOCKET, forced, 4 * _BUFFER_BYTES)
-            except PermissionError:
-                self._socket.setsockopt(socket.SOL_SOCKET, option, 4 * _BUFFER_BYTES)
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            widen(self._socket, option, 4 * _BUFFER_BYTES)
         self._refusals_max = max(1, self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // _ANSWER_BYTES)
         self._bytes_max = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
 

@@ -156,9 +156,7 @@ class Core:
 
         A host's first plan is one, even when there is nothing for it to hold: it answers for that, and is known not to be silent.
         """
-        self._dirty |= self._rollouts.advance()
-        for host in self._rotations.advance():
-            self._dirty |= self._compiler.turn(host)
+        self._advance()
         found = []
         for host in sorted(self._dirty | self._claims.keys()):
             plan = self._compiler.plan(host)
@@ -169,6 +167,16 @@ class Core:
                 found.append(Step(host, plan, diffs, before, claim))
         self._dirty.clear()
         return found
+
+    def _advance(self) -> None:
+        """Move rollouts and rotations on. Where one ends without another plan no report follows, and others may have waited for it."""
+        is_turned = True
+        while is_turned:
+            self._dirty |= self._rollouts.advance()
+            turned = self._rotations.advance()
+            for host in turned:
+                self._dirty |= self._compiler.turn(host)
+            is_turned = bool(turned)
 
     def _hear_one(self, said: Said, outcome: Outcome) -> None:
         about = named(said)

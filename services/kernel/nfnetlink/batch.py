@@ -30,8 +30,8 @@ _GOING = {
     ("flush", "elements"): (Message.DEL_ELEMENTS, wire.ELEMENTS_TABLE, wire.ELEMENTS_SET),
 }
 """What goes as a whole: the message, and by which attributes it is named."""
-_ECHOED = 256
-"""Rules of whose handles the kernel is to tell: what it tells must fit into the socket's usual buffer."""
+_ECHOED = 64
+"""Rules of whose handles the kernel is to tell: what it tells, a kilobyte for a long one, must fit into the socket's usual buffer."""
 
 
 class Batch:

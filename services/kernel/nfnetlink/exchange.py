@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from services.kernel.buffers import widen
 from services.kernel.netlink import BE32, HEADER, NETLINK_NETFILTER, U32, NetlinkError, attributes, message, messages, text_of
 from services.kernel.nfnetlink import wire
 from services.kernel.nfnetlink.wire import Message
@@ -24,7 +25,6 @@ FIRST = 2
 """The number of a batch's first message; the one before it opens the batch."""
 _QUESTIONS = 1 << 31
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
-_SO_SNDBUFFORCE = 32
 _NLMSG_ERROR, _ACK_TLVS = 2, 0x200
 _TEXT, _OFFSET = 1, 2  # NLMSGERR_ATTR_MSG, NLMSGERR_ATTR_OFFS
 _GENERATION_ID = 1
@@ -90,7 +90,7 @@ class Exchange:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT)
         for option in (_EXT_ACK, _CAP_ACK):
             self._socket.setsockopt(_SOL_NETLINK, option, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * _ANSWER_BYTES)
+        widen(self._socket, socket.SO_RCVBUF, 4 * _ANSWER_BYTES)
         self._room = 0
         self._asked = 0
 
@@ -177,10 +177,7 @@ class Exchange:
         """A batch must fit into the send buffer as a whole; the kernel takes twice the number for its own bookkeeping."""
         if size + _SPARE_BYTES <= self._room:
             return
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, size + _SPARE_BYTES)
-        except PermissionError:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size + _SPARE_BYTES)
+        widen(self._socket, socket.SO_SNDBUF, size + _SPARE_BYTES)
         self._room = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
 
     def _write(self, data: bytes) -> None:

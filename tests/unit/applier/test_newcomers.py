@@ -13,18 +13,19 @@ from schemas.values import Endpoint, Key, Name
 from services.applier.newcomers import AGAIN_S, CROSSED_S, NEW_S, OTHER_S, UNHEARD_S, Newcomers, NewcomerWatch
 from services.kernel.curve25519 import public_key
 from services.kernel.port import PeerSeen
+from services.runtime.errors import Transient
 
 LOW, MINE, HIGH = sorted(Key(public_key(bytes([number]) * 32)) for number in range(1, 4))
 LINK = "me.0"
 
 
-def plan(*keys: Key) -> HostPlan:
-    objects = [WireguardLink(LINK, 51871, 1420, MINE), *(WireguardPeer(LINK, key, Endpoint("192.0.2.1:1"), ()) for key in keys)]
+def plan(*keys: Key, link: str = LINK) -> HostPlan:
+    objects = [WireguardLink(link, 51871, 1420, MINE), *(WireguardPeer(link, key, Endpoint("192.0.2.1:1"), ()) for key in keys)]
     return HostPlan(Name("rome"), Name("worker-1"), {"mesh/rome": {item.key: Entry(item, ()) for item in objects}})
 
 
-def seen(*keys: Key, sent_bytes: int = 148, received_bytes: int = 0, handshake_s: float = 0.0) -> dict[str, list[PeerSeen]]:
-    return {LINK: [PeerSeen(key, None, handshake_s, received_bytes, sent_bytes) for key in keys]}
+def seen(*keys: Key, sent_bytes: int = 148, received_bytes: int = 0, handshake_s: float = 0.0) -> list[PeerSeen]:
+    return [PeerSeen(key, None, handshake_s, received_bytes, sent_bytes) for key in keys]
 
 
 @pytest.mark.parametrize("received_bytes, first_s", [(0, UNHEARD_S), (148, CROSSED_S)], ids=["unheard", "crossed"])
@@ -33,7 +34,7 @@ def test_the_end_with_the_lower_key_greets_first(received_bytes: int, first_s: f
     newcomers = Newcomers()
     newcomers.follow(plan(LOW, HIGH), 0.0)
     times = [number / 100 for number in range(int(NEW_S * 100) + 100)]
-    found = {now_s: due.get(LINK) for now_s in times if (due := newcomers.due(seen(LOW, HIGH, received_bytes=received_bytes), now_s))}
+    found = {now_s: due for now_s in times if (due := newcomers.due(LINK, seen(LOW, HIGH, received_bytes=received_bytes), now_s))}
     quick = [now_s for now_s, keys in found.items() if keys == [HIGH]]
     slow = [now_s for now_s, keys in found.items() if keys == [LOW]]
     assert (*quick[:2], *slow[:2]) == pytest.approx((first_s, first_s + AGAIN_S, OTHER_S, OTHER_S + AGAIN_S), abs=0.02)
@@ -54,26 +55,62 @@ def test_who_was_sent_nothing_is_waited_with() -> None:
     """The clock starts with what is sent; who shakes hands is new no more, and stays so."""
     newcomers = Newcomers()
     newcomers.follow(plan(HIGH), 0.0)
-    assert newcomers.due(seen(HIGH, sent_bytes=0), 5.0) == {}
-    assert newcomers.due(seen(HIGH), 6.0) == {}
-    assert newcomers.due(seen(HIGH), 6.0 + UNHEARD_S) == {LINK: [HIGH]}
-    assert newcomers.due(seen(HIGH, handshake_s=1.0), 8.0) == {}
+    assert newcomers.due(LINK, seen(HIGH, sent_bytes=0), 5.0) == []
+    assert newcomers.due(LINK, seen(HIGH), 6.0) == []
+    assert newcomers.due(LINK, seen(HIGH), 6.0 + UNHEARD_S) == [HIGH]
+    assert newcomers.due(LINK, seen(HIGH, handshake_s=1.0), 8.0) == []
     assert newcomers.links == frozenset()
-    assert newcomers.due(seen(HIGH), 9.0) == {}
+    assert newcomers.due(LINK, seen(HIGH), 9.0) == []
 
 
 def test_only_who_comes_is_new() -> None:
     """A further turn makes nobody new who was there, and forgets who went."""
     newcomers = Newcomers()
     newcomers.follow(plan(HIGH), 0.0)
-    assert newcomers.due(seen(HIGH, handshake_s=1.0), 0.1) == {}
+    assert newcomers.due(LINK, seen(HIGH, handshake_s=1.0), 0.1) == []
     newcomers.follow(plan(HIGH, LOW), 1.0)
-    assert newcomers.due(seen(HIGH, LOW), 1.0) == {}
-    assert newcomers.due(seen(HIGH, LOW), 1.0 + OTHER_S) == {LINK: [LOW]}
+    assert newcomers.due(LINK, seen(HIGH, LOW), 1.0) == []
+    assert newcomers.due(LINK, seen(HIGH, LOW), 1.0 + OTHER_S) == [LOW]
     newcomers.follow(plan(HIGH), 4.0)
     assert newcomers.links == frozenset()
     newcomers.follow(plan(HIGH, LOW), 5.0)
     assert newcomers.links == {LINK}
+
+
+def test_who_cannot_be_seen_is_new_for_no_longer_than_others() -> None:
+    """A device that does not answer is not asked for ever."""
+    newcomers = Newcomers()
+    newcomers.follow(plan(HIGH), 0.0)
+    assert newcomers.due(LINK, (), NEW_S) == []
+    assert newcomers.links == {LINK}
+    assert newcomers.due(LINK, (), NEW_S + 0.1) == []
+    assert newcomers.links == frozenset()
+
+
+async def test_a_device_that_does_not_answer_keeps_no_other_waiting() -> None:
+    """The peers of the others are seen and greeted in the same look, also where one of them cannot be greeted."""
+    broken, deaf, sound = "me.0", "me.1", "me.2"
+    greeted = asyncio.Queue[str]()
+
+    async def peers(links: Collection[str]) -> dict[str, list[PeerSeen]]:
+        (link,) = links
+        if link == broken:
+            msg = f"{link} does not answer"
+            raise Transient(msg)
+        return {link: seen(HIGH)}
+
+    async def greet(link: str, keys: Collection[Key]) -> None:
+        if link == deaf:
+            msg = f"{link} cannot be written"
+            raise Transient(msg)
+        greeted.put_nowait(link)
+
+    watch = NewcomerWatch(peers, greet)
+    watching = asyncio.create_task(watch.run())
+    ones = [plan(HIGH, link=link).units["mesh/rome"] for link in (broken, deaf, sound)]
+    watch.made(HostPlan(Name("rome"), Name("worker-1"), {"mesh/rome": {key: entry for unit in ones for key, entry in unit.items()}}))
+    assert await asyncio.wait_for(greeted.get(), 10) == sound
+    watching.cancel()
 
 
 async def test_the_watch_greets_and_rests() -> None:
@@ -82,7 +119,7 @@ async def test_the_watch_greets_and_rests() -> None:
 
     async def peers(links: Collection[str]) -> dict[str, list[PeerSeen]]:
         assert list(links) == [LINK]
-        return seen(HIGH, handshake_s=1.0 if answered.is_set() else 0.0)
+        return {LINK: seen(HIGH, handshake_s=1.0 if answered.is_set() else 0.0)}
 
     async def greet(link: str, keys: Collection[Key]) -> None:
         greeted.put_nowait((link, list(keys)))

@@ -94,6 +94,20 @@ async def test_a_gateway_lets_go_of_its_key_when_no_device_is_beside(monkeypatch
         assert await said(broker) == (new, None)
 
 
+async def test_taken_back_before_anything_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plan changes by it and so no turn follows: the key goes at once."""
+    kernel = FakeKernel(FakeHost())
+    old = kernel.public_key()
+    first = WireguardLink("me.0", 51871, 1420, old)
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(plan(first), 1)
+        broker.announce(EMPTY, plan(first), 1)
+        await said(broker)
+        await asked(broker)
+        assert await asked(broker, abort=True) == Rotating(old)
+        assert kernel.keys().all == (old,)
+
+
 async def test_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key goes with the last device that may have it."""
     kernel = FakeKernel(FakeHost())

@@ -412,6 +412,30 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.parametrize("waiting", ["tunnels", "the other end"])
+def test_what_waited_for_the_end_of_a_change_goes_on_with_it(waiting: str) -> None:
+    """The last that is said is the key: no plan differs by it, so that nobody says anything more."""
+    joined, turning = Joined(2), MILAN_GATEWAY
+    joined.rotate(turning)
+    if waiting == "the other end":
+        joined.rotate(ROME_GATEWAY)
+    joined.until(turning, "back", 1)
+    if waiting == "tunnels":
+        joined.publish(peering(3))
+    joined.step()
+    joined.plan()
+    late: list[HostId] = []
+    joined.say_keys = late.append  # type: ignore[method-assign]
+    joined.follow()
+    joined.tell(joined.hosts)
+    joined.plan()
+    del joined.say_keys
+    for host in late:
+        joined.say_keys(host)
+    assert joined.core.steps()
+    assert joined.core.steps() == []
+
+
 def do(joined: Joined, what: str, host: HostId, copy: PublicKey, number: int) -> None:
     """One thing that may happen at any time; `copy` is of what the gateway said before it was asked for another key."""
     match what:
