@@ -285,3 +285,23 @@ def test_any_chain_written_again_is_left_alone(pair: Pair, plan: dict[str, PlanO
     except BaseException:
         pair.reset()
         raise
+
+
+def test_what_the_kernel_tells_of_new_rules_fits_into_a_usual_buffer(side: Side) -> None:
+    """Of many long ones it is not asked: what is lost of its answers would make a batch that it took one of which nobody knows."""
+
+    def long(number: int) -> Rule:
+        return (
+            *(Match("ip saddr", (f"10.{number % 256}.{place}.0/24",), "!=") for place in range(8)),
+            Counter(),
+            Comment(f"{number}".ljust(120, "c")),
+        )
+
+    usual_bytes = 212_992  # net.core.rmem_max of most machines; the kernel doubles it
+    side.call(lambda: side.engine._exchange._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, usual_bytes))
+    first = chain_of("first")
+    assert side.commit(changes({}, plan_of(first)), None) is None
+    for number in (batches._ECHOED, batches._ECHOED + 250):
+        wanted = NftChain(T, "c", (*first.rules, *map(long, range(number))), "filter", "output", 0)
+        assert side.commit([Change(first, wanted)], Marker(1, 1, {})) is None
+        first = wanted
