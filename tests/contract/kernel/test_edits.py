@@ -292,7 +292,7 @@ def test_what_the_kernel_tells_of_new_rules_fits_into_a_usual_buffer(side: Side)
 
     def long(number: int) -> Rule:
         return (
-            *(Match("ip saddr", (f"10.{number % 256}.{place}.0/24",), "!=") for place in range(8)),
+            *(Match("ip saddr", (f"10.{number % 256}.{place}.0/24",), "!=") for place in range(16)),
             Counter(),
             Comment(f"{number}".ljust(120, "c")),
         )
@@ -301,7 +301,7 @@ def test_what_the_kernel_tells_of_new_rules_fits_into_a_usual_buffer(side: Side)
     side.call(lambda: side.engine._exchange._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, usual_bytes))
     first = chain_of("first")
     assert side.commit(changes({}, plan_of(first)), None) is None
-    for number in (batches._ECHOED, batches._ECHOED + 250):
+    for number in (batches._ECHOED, 5 * batches._ECHOED):
         wanted = NftChain(T, "c", (*first.rules, *map(long, range(number))), "filter", "output", 0)
         assert side.commit([Change(first, wanted)], Marker(1, 1, {})) is None
         first = wanted
