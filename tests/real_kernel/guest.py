@@ -53,7 +53,8 @@ PATHS_CASES_MAX = 8
 """The same of those that follow packets on every path, for which this is all about."""
 SLOW = ("rotation.py", "test_switching.py", "test_families.py", "test_robustness.py")
 """How the files of those end that watch a stream while something changes: half a minute for each case, so one of each is run."""
-_SHARED_WEIGHT = 3
+_ENCRYPTION_WEIGHT, _MESH_WEIGHT = 3, 2
+"""How many other tests take as long as one of those."""
 
 
 class Result(Struct, frozen=True):
@@ -86,7 +87,7 @@ def _version(image: Path) -> list[int]:
 def split(items: Sequence[str]) -> list[list[str]]:
     """The items for two runs beside each other that take about as long: a guest has two processors. Those of one mesh stay together."""
     runs = [[item for item in items if item.startswith(ENCRYPTION)], [item for item in items if item.startswith((MESHES, TRACE, INSIDE))]]
-    weights = [_SHARED_WEIGHT * len(run) for run in runs]
+    weights = [_ENCRYPTION_WEIGHT * len(runs[0]), _MESH_WEIGHT * len(runs[1])]
     shared = {item for run in runs for item in run}
     for item in items:
         if item not in shared:

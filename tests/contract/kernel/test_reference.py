@@ -218,6 +218,7 @@ assert answers == [answers[0]] * 40
 """
 
 
+@pytest.mark.any_kernel
 def test_two_services_may_ask_at_once(engine: NftEngineName, inside: Inside[Any]) -> None:
     """An applier and an auditor in one network namespace ask for the same tables and do not meet."""
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -163,6 +163,6 @@ def test_what_shares_a_mesh_stays_together_in_one_of_two_even_runs() -> None:
     assert one[:40] == encryption
     assert two[:2] == mesh
     assert sorted([*one, *two]) == sorted([*others, *mesh, *encryption])
-    assert (len(one) - 40) + 3 * 40 == (len(two) - 2) + 3 * 2
+    assert (len(one) - 40) + 3 * 40 == (len(two) - 2) + 2 * 2
     assert split(mesh) == [mesh]
     assert split([]) == []
