@@ -62,7 +62,8 @@ class DriftEvent(Struct, frozen=True, omit_defaults=True, rename=wire_name):
     `key` is the plan object's; a table that is missing stands for all that was in it, and a link that is gone, down, or was so, for the
     addresses, neighbours, peers, routes and sysctls that went with it (``link NAME`` also where it is not ours but routes of ours lead
     through it). `wanted` and `found` are as the kernel lists them, empty when there is none. Times are Unix time in seconds. State
-    ``unknown`` says that the layer could not be read.
+    ``unknown`` says that the layer could not be read. `count` is how often it came within a minute, a repair that somebody undid before
+    it was seen included. `next_repair_s` is when it is repaired next, 0 where that is at once, or not at all.
 
     Of layer ``plaintext``, `key` is direction, whose packets, source and destination; `packet` is the last one, and `count` how many were
     seen of those that the kernel showed, which are a few a second. It is ``changed`` while more come, and ``resolved`` when none did for a
@@ -85,3 +86,4 @@ class DriftEvent(Struct, frozen=True, omit_defaults=True, rename=wire_name):
     count: int = 1
     generation: int = 0
     packet: ClearPacket | None = None
+    next_repair_s: float = 0.0

@@ -49,11 +49,10 @@ class ApplierBeside:
             return Settled(0, {}, self.withdrawn)
         return Settled(0, {unit.unit: unit.held for unit in report.units}, tuple(sorted(report.tunnels.links)))
 
-    async def repair(self, leave: Iterable[DriftLayer]) -> bool:
-        """Have the kernel brought back to the plan, but for the layers of `leave`; False when nobody did."""
+    async def repair(self, leave: Iterable[DriftLayer]) -> ApplyReport | None:
+        """Have the kernel brought back to the plan, but for the layers of `leave`; the report, None when nobody did."""
         try:
-            await neighbour.ask("repair", codec.encode(Repair(tuple(leave))))
-        except MeshmarkError as error:
+            return codec.decode(await neighbour.ask("repair", codec.encode(Repair(tuple(leave)))), ApplyReport)
+        except (MeshmarkError, codec.DecodeError) as error:
             _log.warning("repair_failed", error=str(error))
-            return False
-        return True
+            return None

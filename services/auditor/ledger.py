@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
@@ -11,28 +11,29 @@ from schemas.values import Name
 from services.auditor.findings import Finding
 
 CONTESTED_AFTER = 3
-"""Raised so often within the window, a difference is contested: somebody else keeps making it."""
+"""Made so often within the window, a difference is contested: somebody else keeps making it."""
 WINDOW_S = 60.0
 _REPAIR_FIRST_S = 1.0
 _REPAIR_MAX_S = 60.0
 
 
 class Open(Struct):
-    """A difference that is open now."""
+    """A difference that is open now. `is_repaired`: by the applier's word, so that it was made anew if it is there at the next look."""
 
     finding: Finding
     first_seen_s: float
     count: int
     suspect: Suspect | None
+    is_repaired: bool = False
 
 
 class Ledger:
-    """What is open on one host, and how often each key was raised lately."""
+    """What is open on one host, and how often each key was made lately."""
 
     def __init__(self, cluster: str, host: str) -> None:
         self._cluster, self._host = Name(cluster), Name(host)
         self._open: dict[str, Open] = {}
-        self._raised: dict[str, list[float]] = {}
+        self._made: dict[str, list[float]] = {}
         self._unreadable: set[DriftLayer] = set()
 
     def observe(
@@ -50,6 +51,8 @@ class Ledger:
             known = self._open.get(key)
             if known is None:
                 events.append(self._raise(finding, now_s, suspects.get(finding.layer), generation))
+            elif known.is_repaired:
+                events.extend(self._raise_again(known, finding, now_s, generation))
             elif (known.finding.wanted, known.finding.found) == (finding.wanted, finding.found):
                 known.finding = finding
             else:
@@ -60,6 +63,13 @@ class Ledger:
             self._unreadable.discard(layer)
             events.append(self._layer_event(layer, "resolved", "", now_s))
         return events
+
+    def repaired(self, layers: Iterable[DriftLayer], units: Collection[str]) -> None:
+        """The applier says that it has brought these layers back, as far as they are of these units, or of none."""
+        wanted = set(layers)
+        for item in self._open.values():
+            if item.finding.layer in wanted and (item.finding.unit in units or not item.finding.unit):
+                item.is_repaired = True
 
     def unreadable(self, layer: DriftLayer, reason: str, now_s: float) -> list[DriftEvent]:
         """The event for a layer that cannot be read: told once, until it can be read again."""
@@ -92,14 +102,29 @@ class Ledger:
         return sum(item.finding.layer == layer for item in self._open.values())
 
     def _raise(self, finding: Finding, now_s: float, suspect: Suspect | None, generation: int) -> DriftEvent:
-        times = self._recent(finding.key, now_s)
-        times.append(now_s)
-        self._raised[finding.key] = times
-        item = self._open[finding.key] = Open(finding, now_s, len(times), suspect)
-        return self._event(item, "contested" if len(times) >= CONTESTED_AFTER else "raised", now_s, generation)
+        count = self._note_made(finding.key, now_s)
+        item = self._open[finding.key] = Open(finding, now_s, count, suspect)
+        return self._event(item, "contested" if count >= CONTESTED_AFTER else "raised", now_s, generation)
+
+    def _raise_again(self, item: Open, finding: Finding, now_s: float, generation: int) -> list[DriftEvent]:
+        """What was repaired, and undone before anybody saw it whole: told once it is contested. Its suspect stays.
+
+        The first to touch the layer since was the applier.
+        """
+        differs = (item.finding.wanted, item.finding.found) != (finding.wanted, finding.found)
+        item.finding, item.is_repaired = finding, False
+        item.count = self._note_made(finding.key, now_s)
+        if item.count >= CONTESTED_AFTER:
+            return [self._event(item, "contested", now_s, generation)]
+        return [self._event(item, "changed", now_s, generation)] if differs else []
+
+    def _note_made(self, key: str, now_s: float) -> int:
+        """How often the difference was made within the window, now included."""
+        self._made[key] = [*self._recent(key, now_s), now_s]
+        return len(self._made[key])
 
     def _recent(self, key: str, now_s: float) -> list[float]:
-        return [time_s for time_s in self._raised.get(key, []) if now_s - time_s <= WINDOW_S]
+        return [time_s for time_s in self._made.get(key, []) if now_s - time_s <= WINDOW_S]
 
     def _event(self, item: Open, state: DriftState, now_s: float, generation: int) -> DriftEvent:
         finding = item.finding

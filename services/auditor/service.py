@@ -163,7 +163,7 @@ class AuditorService:
         events = self._ledger.observe(seen.findings, seen.layers, time.time(), suspects, current.generation)
         if any(event.state == "raised" for event in events):
             self._repair_due_s, self._repairs_in_vain = None, 0
-        self._tell(events)
+        self._tell(self._with_next_repair(events, self._plan_repair(current)))
         if set(seen.layers) >= LINKED:
             self._attention.forget(fallen, {finding.key for finding in seen.findings if finding.carries})
 
@@ -222,22 +222,36 @@ class AuditorService:
 
     async def _repair(self, current: Update) -> None:
         """Ask the applier to repair what the policy says: at once, or later and later where it is contested, or where that is in vain."""
-        policy = current.plan.drift
-        layers = [layer for layer in LAYERS if getattr(policy, layer) == "repair"]
+        layers = self._plan_repair(current)
+        now_s = time.time()
+        if self._repair_due_s is None or now_s < self._repair_due_s:
+            return
+        pause_s = min(_RECHECK_S * 2**self._repairs_in_vain, _REPAIR_MAX_S)
+        self._repairs_in_vain += 1
+        self._repair_due_s = now_s + max(self._ledger.repair_delay_s(layers, now_s) or 0.0, pause_s)
+        report = await self._applier.repair(layer for layer in LAYERS if layer not in layers)
+        if report is not None:
+            if report.operations:
+                self._ledger.repaired(layers, {unit.unit for unit in report.units if unit.outcome == "applied"})
+            self._hint(*LAYERS)
+
+    def _plan_repair(self, current: Update) -> list[DriftLayer]:
+        """Say when the next repair is due, unless that is known; the layers that the policy has repaired."""
+        layers = [layer for layer in LAYERS if getattr(current.plan.drift, layer) == "repair"]
         now_s = time.time()
         delay_s = self._ledger.repair_delay_s(layers, now_s)
         if delay_s is None:
             self._repair_due_s, self._repairs_in_vain = None, 0
-            return
-        if self._repair_due_s is None:
+        elif self._repair_due_s is None:
             self._repair_due_s = now_s + delay_s
-        if now_s < self._repair_due_s:
-            return
-        pause_s = min(_RECHECK_S * 2**self._repairs_in_vain, _REPAIR_MAX_S)
-        self._repairs_in_vain += 1
-        self._repair_due_s = now_s + max(delay_s, pause_s)
-        if await self._applier.repair(layer for layer in LAYERS if layer not in layers):
-            self._hint(*LAYERS)
+        return layers
+
+    def _with_next_repair(self, events: list[DriftEvent], layers: list[DriftLayer]) -> list[DriftEvent]:
+        """Events with the time of the next repair, where that waits."""
+        due_s = self._repair_due_s
+        if due_s is None or due_s <= time.time():
+            return events
+        return [replace(event, next_repair_s=due_s) if event.layer in layers and event.state != "resolved" else event for event in events]
 
     def _tell(self, events: list[DriftEvent]) -> None:
         """Have events published, in order, as soon as the broker takes them."""

@@ -235,6 +235,24 @@ def test_somebody_who_insists_is_contested_and_repaired_more_slowly() -> None:
     assert ledger.repair_delay_s(LAYERS, 2 * WINDOW_S) == 0.0
 
 
+def test_a_repair_that_is_undone_before_anybody_looks_counts() -> None:
+    """What is there after a repair was made anew: the third time is contested, and each one after it; a repair of another unit says nothing."""
+    ledger = Ledger("rome", "gateway")
+    seen = []
+    for number in range(CONTESTED_AFTER + 1):
+        seen += states(ledger, [finding()], float(number))
+        ledger.repaired(("rule",), ("unit",))
+    assert seen == [(RULE, "raised"), (RULE, "contested"), (RULE, "contested")]
+    assert ledger.repair_delay_s(LAYERS, float(CONTESTED_AFTER)) == 2.0
+    assert states(ledger, [], 9.0) == [(RULE, "resolved")]
+    other = finding(key="rule 901 - iif - to -")
+    assert states(ledger, [other], 10.0) == [(other.key, "raised")]
+    ledger.repaired(("rule",), ("another",))
+    ledger.repaired(("route",), ("unit",))
+    assert states(ledger, [other], 11.0) == []
+    assert ledger.repair_delay_s(LAYERS, 11.0) == 0.0
+
+
 def test_an_unreadable_layer_is_told_once() -> None:
     """A reader that fails says unknown, once, and never that all is missing."""
     ledger = Ledger("rome", "gateway")

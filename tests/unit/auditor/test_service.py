@@ -47,7 +47,7 @@ DEADLINE_S = 10.0
 
 
 class StubApplier:
-    """Holds the plan, and repairs when it is asked; `during_settle` runs before each answer to ``settle``."""
+    """Holds the plan, and repairs when it is asked; `during_settle` runs before each answer to ``settle``, `after_repair` behind a repair."""
 
     def __init__(self, host: FakeHost, plan: HostPlan = PLAN, tunnels: TunnelHealth = TunnelHealth()) -> None:  # noqa: B008 - a value
         self.core = Applier(FakeKernel(host), lambda: 0.0)
@@ -56,11 +56,12 @@ class StubApplier:
         self.repairs = 0
         self.repaired = asyncio.Event()
         self.during_settle: Callable[[], None] = lambda: None
+        self.after_repair: Callable[[], None] = lambda: None
         self.apply(plan)
 
-    def apply(self, plan: HostPlan) -> None:
+    def apply(self, plan: HostPlan) -> ApplyReport:
         self.turns += 1
-        self.core.repair(plan, 1, self.turns, tunnels=self.tunnels)
+        return self.core.repair(plan, 1, self.turns, tunnels=self.tunnels)
 
     async def settle(self, _: bytes) -> bytes:
         self.during_settle()
@@ -68,9 +69,10 @@ class StubApplier:
 
     async def repair(self, _: bytes) -> bytes:
         self.repairs += 1
-        self.apply(self.plan)
+        report = self.apply(self.plan)
+        self.after_repair()
         self.repaired.set()
-        return b"{}"
+        return codec.encode(report)
 
 
 @contextlib.asynccontextmanager
@@ -306,6 +308,30 @@ async def test_a_repair_in_vain_is_asked_for_more_and_more_rarely(monkeypatch: p
         told = [await broker.drift.get() for _ in range(3)]
         assert asyncio.get_running_loop().time() - asked[-1] < pauses[3], "sooner than the next attempt at what was in vain"
     assert {(event.key, event.state) for event in told} == {(GUARD, "raised"), (GUARD, "resolved"), (RULE, "resolved")}
+    assert host.objects[RULE] == kept
+
+
+async def test_who_undoes_each_repair_at_once_is_told_to_contest_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody ever sees the rule whole between two deletions: the third time is contested all the same, and says when it is repaired next."""
+    host = FakeHost()
+    applier = StubApplier(host)
+    kept = host.objects[RULE]
+    applier.after_repair = lambda: host.objects.__delitem__(RULE)
+    async with running(monkeypatch, FakeKernel(host), applier) as broker:
+        monkeypatch.setattr(service, "_RECHECK_S", 0.05)
+        del host.objects[RULE]
+        StubEvents.queue.put_nowait(KernelEvent("rule", 7, "ip", kind="rule"))
+        told = [await broker.drift.get() for _ in range(3)]
+        assert [(event.key, event.state, event.count) for event in told] == [
+            (RULE, "raised", 1),
+            (RULE, "contested", 3),
+            (RULE, "contested", 4),
+        ]
+        assert [event.next_repair_s > event.at_s for event in told] == [False, True, True]
+        assert {event.suspect for event in told} == {Suspect(7, "ip")}
+        applier.after_repair = lambda: None
+        last = await broker.drift.get()
+        assert (last.state, last.next_repair_s) == ("resolved", 0.0)
     assert host.objects[RULE] == kept
 
 
