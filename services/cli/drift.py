@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from datetime import UTC, datetime
 from typing import Annotated
@@ -10,7 +11,7 @@ from cyclopts import App, Parameter
 from rich.markup import escape
 
 from schemas import codec, subjects
-from schemas.drift import DriftEvent
+from schemas.drift import PLAINTEXT, DriftEvent
 from services.cli import records
 from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, emit_line
 from services.cli.session import Nats
@@ -27,6 +28,10 @@ def register(app: App) -> None:
 
 async def drift(*, watch: Watch = False, output: Output = None, nats: Nats | None = None) -> int:
     """Show the differences between plans and kernels that are open now; with --watch, follow them as they come and go.
+
+    Each line has the layer, and the key in quotes, as `meshmark explain` takes it; an alert about packets in clear (layer *plaintext*) has
+    no object to explain, and says itself which topology objects are behind it. What somebody makes again and again is *contested*, and
+    repaired later and later.
 
     The exit code is 2 when a difference is open.
 
@@ -56,11 +61,24 @@ async def drift(*, watch: Watch = False, output: Output = None, nats: Nats | Non
     return 0
 
 
+def contest(event: DriftEvent) -> str:
+    """What to say of a contested difference: how often it was made, and when it is repaired next, if it is."""
+    repair = f", next repair at {_time(event.next_repair_s)} UTC" if event.next_repair_s else ""
+    return f"contested: {event.key}, made {event.count} times within a minute{repair}"
+
+
+def _time(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime("%H:%M:%S")
+
+
 def _print_event(event: DriftEvent) -> None:
-    when = datetime.fromtimestamp(event.at_s or time.time(), UTC).strftime("%H:%M:%S")
-    by = f" by {event.suspect.name or 'process'} ({event.suspect.pid})" if event.suspect else ""
-    what = f"{event.cluster}/{event.host} {event.layer} {event.key}{by}"
-    console.print(f"{when} [{_COLOURS[event.state]}]{event.state:9}[/] {escape(what)}")
+    by = f"  by {event.suspect.name or 'process'} ({event.suspect.pid})" if event.suspect else ""
+    what = f"{event.cluster}/{event.host}  {event.layer}: {shlex.quote(event.key)}{by}"
+    console.print(f"{_time(event.at_s or time.time())} [{_COLOURS[event.state]}]{event.state:9}[/] {escape(what)}")
+    if event.state == "contested":
+        console.print(f"         {escape(contest(event))}")
+    if event.layer == PLAINTEXT and event.because and event.state != "resolved":
+        console.print(f"         [dim]because: {escape(', '.join(event.because))}[/]")
     for label, text in (("wanted", event.wanted), ("found", event.found)):
         if text and event.state != "resolved":
             console.print(f"         [dim]{label}: {escape(text)}[/]")

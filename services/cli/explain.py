@@ -20,7 +20,7 @@ from schemas.values import wire_name
 from services.cli import files, records
 from services.cli.hosts import choose
 from services.cli.objects import parse_reference, summary
-from services.cli.origin import Origin, Place, Standing, descendants, drift_of, is_reference, near, places, standing
+from services.cli.origin import Origin, Place, Standing, descendants, drift_of, is_reference, near, places, refuse_alert, standing
 from services.cli.output import Format, Output, console, default_format, emit, show_table
 from services.cli.plan import Files, paper_plans
 from services.cli.render import object_lines
@@ -33,7 +33,11 @@ from services.runtime.plans import Update, fetch_plan
 
 Words = Annotated[
     str,
-    Parameter(help="A key as plan, diff and drift print it, in quotes where a dash stands alone in it; or KIND/CLUSTER/NAME", negative=()),
+    Parameter(
+        help="A key as plan, diff and drift print it, in quotes or as several words; or KIND/CLUSTER/NAME",
+        negative=(),
+        allow_leading_hyphen=True,
+    ),
 ]
 Host = Annotated[str | None, Parameter(help="CLUSTER/NAME of one host; without it, all hosts whose plan has the object")]
 
@@ -69,7 +73,8 @@ async def explain(
 
     For a key, as `drift` and `plan --diff` print it: its unit and value on each host, whether the host reports that it holds it, drift that
     is open for it, and each topology object behind it with the message that said so. For a topology object: what comes of it, by host
-    and layer. With files, plans are made from them, and nothing is known of messages, reports and drift.
+    and layer. With files, plans are made from them, and nothing is known of messages, reports and drift. An alert of `drift` about packets
+    in clear has no object in a plan; it is said what is behind it.
 
     ```sh
     meshmark explain route 7002 10.200.1.0/24 0
@@ -81,6 +86,9 @@ async def explain(
     text = " ".join(" ".join(words).split())
     if not text:
         msg = "nothing to explain: give a key, as route 7002 10.200.1.0/24 0, or a topology object, as Peering/rome/rome-milan"
+        raise Permanent(msg)
+    if strange := [word for word in words if word.startswith("--")]:
+        msg = f"Unknown option: {strange[0]}. See: meshmark explain --help"
         raise Permanent(msg)
     form = default_format(output)
     if file:
@@ -95,6 +103,7 @@ def _explain_on_paper(items: Mapping[str, Topology], text: str, host: str | None
     plans = paper_plans(items.values())
     plans = {name: plans[name] for name in choose(plans, host)}
     if not is_reference(text):
+        refuse_alert(text, ())
         found = places(plans, text)
         return _show_explained(Explained(text, tuple(found), tuple(Origin(ref, items.get(ref)) for ref in _refs(found))), form)
     ref = parse_reference(text)
@@ -117,6 +126,7 @@ async def _explain_running(broker: Broker, text: str, host: str | None, form: Fo
             raise Permanent(msg)
         return _show_followed(followed, form, in_full=host is not None)
     reports, drift = await records.reports(broker), await records.open_drift(broker)
+    refuse_alert(text, drift)
     found = []
     for place in places(plans, text):
         name = HostId(place.cluster, place.host)

@@ -8,7 +8,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from schemas.drift import DriftEvent
+from schemas import encryption
+from schemas.drift import PLAINTEXT, DriftEvent
 from schemas.host_objects import NftObject, OnLink, PlanObject, Route, Sysctl
 from schemas.plan import HostPlan, digest_of
 from schemas.status import ApplyReport
@@ -116,6 +117,22 @@ def drift_of(host: HostId, key: str, item: PlanObject, events: Iterable[DriftEve
         case _ if isinstance(item, NftObject):
             keys.add(f"table {item.table}")
     return next((event for event in events if (event.cluster, event.host) == host and event.key in keys), None)
+
+
+def refuse_alert(text: str, events: Iterable[DriftEvent]) -> None:
+    """Permanent for the key of an alert about packets, as ``out pods 10.200.1.10 10.200.2.10``: no plan has an object of that.
+
+    It says which topology objects are behind the alert, if it is open.
+    """
+    key = text.removeprefix(f"{PLAINTEXT} ")
+    direction, _, rest = key.partition(" ")
+    traffic, _, ends = rest.partition(" ")
+    if not ends or (direction, traffic) not in encryption.PLAINTEXT:
+        return
+    behind = [f"{event.cluster}/{event.host}: {', '.join(event.because) or 'nothing'}" for event in events if event.key == key]
+    said = f"on {'; on '.join(behind)}" if behind else "meshmark drift says it while the alert is open, and none such is now"
+    msg = f"{key!r} is an alert about packets in clear, and no plan has an object for it; what is behind it (its `because`): {said}"
+    raise Permanent(msg)
 
 
 def near(text: str, known: Collection[str]) -> str:

@@ -8,14 +8,17 @@ from typing import Literal
 
 from cyclopts import App
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.markup import escape
 
+from schemas.drift import DriftEvent
 from schemas.in_use import InUse
 from schemas.plan import SnapshotHead
 from schemas.status import ApplyReport, Peers, Timings, TunnelHealth, UnitReport
 from schemas.values import wire_name
 from services.cli import records
 from services.cli.accept import summary
+from services.cli.drift import contest
 from services.cli.hosts import HostName, choose
 from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, note, show_table
 from services.cli.session import Nats
@@ -30,7 +33,8 @@ class Standing(Struct, frozen=True, rename=wire_name):
     """Where one host stands. Generations are None for a host without a plan, or without a report.
 
     `wanted_units` are the digests of the published plan by unit; `report` is the host's last word. `frozen` is the token of what the
-    planner holds back, on whatever host, if it does.
+    planner holds back, on whatever host, if it does. `contested` are the differences that somebody makes again and again, so that they are
+    repaired later and later.
     """
 
     cluster: str
@@ -41,10 +45,13 @@ class Standing(Struct, frozen=True, rename=wire_name):
     wanted_units: Mapping[str, str]
     report: ApplyReport | None
     frozen: str = ""
+    contested: tuple[DriftEvent, ...] = ()
 
     @property
     def is_fine(self) -> bool:
-        """True when nothing is missing: the host holds its newest plan, or is to hold nothing, whatever it reported."""
+        """True when nothing is missing: the host holds its newest plan uncontested, or is to hold nothing, whatever it reported."""
+        if self.contested:
+            return False
         return self.state in ("applied", "gone") or (self.wanted_generation is not None and not self.wanted_units)
 
 
@@ -91,8 +98,11 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     A tunnel that is dead leaves the routes, and is named: the host holds its plan all the same. So is a number of the plan (mark, table,
     priority, port) that somebody else has begun to use on the host.
 
-    The exit code is 2 unless every host (or HOST) holds its newest plan and nothing is held back. A host that is to hold nothing does not
-    count.
+    A difference that somebody makes again and again is *contested*, and repaired later and later: it is named, with the time of the next
+    repair. `meshmark drift` shows all that are open.
+
+    The exit code is 2 unless every host (or HOST) holds its newest plan uncontested and nothing is held back. A host that is to hold
+    nothing does not count.
 
     ```sh
     meshmark status
@@ -103,10 +113,16 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     form = default_format(output)
     async with (nats or Nats()).connect() as broker:
         heads, reports, in_force = await records.heads(broker), await records.reports(broker), await records.hosts(broker)
-        freeze = await records.freeze(broker)
+        freeze, drift = await records.freeze(broker), await records.open_drift(broker)
     names = choose(heads.keys() | reports.keys() | in_force, host)
     token = freeze.token if freeze.is_on else ""
-    found = [standing(name, reports.get(name), heads.get(name), in_force=name in in_force, frozen=token) for name in names]
+    found = [
+        replace(
+            standing(name, reports.get(name), heads.get(name), in_force=name in in_force, frozen=token),
+            contested=tuple(event for event in drift if event.state == "contested" and (event.cluster, event.host) == name),
+        )
+        for name in names
+    ]
     if freeze.is_on and form != "table":
         note(f"the planner is frozen: {freeze.count} of {freeze.planned} units would go; see: meshmark status --output table")
     elif freeze.is_on:
@@ -128,7 +144,9 @@ def _row(one: Standing) -> tuple[str, ...]:
     count = len(one.report.units)
     units = "removed" if one.state == "gone" else f"{count} unit{'' if count == 1 else 's'}"
     held = _number(one.held_generation)
-    what = "; ".join((errors or units, *_dead(one.report.tunnels), *_shared(one.report), *_nameless(one.report.peers)))
+    what = "; ".join(
+        (errors or units, *map(contest, one.contested), *_dead(one.report.tunnels), *_shared(one.report), *_nameless(one.report.peers))
+    )
     return (name, _coloured(one.state), held, wanted, one.report.capabilities.wireguard, escape(what))
 
 
@@ -153,6 +171,8 @@ def _show_one(one: Standing) -> None:
     """All about one host: a line for each fact, then a table of the units."""
     console.print(f"[bold]{one.cluster}/{one.host}[/] {_coloured(one.state)}")
     console.print(f"  generation  {_number(one.held_generation)} held, {_number(one.wanted_generation)} wanted")
+    for event in one.contested:
+        console.print(f"  [magenta]{escape(contest(event))}[/]")
     if one.report is not None:
         has = one.report.capabilities
         console.print(escape(f"  kernel      {has.kernel or '-'}, nftables {has.nftables or '-'}, WireGuard {has.wireguard}"))

@@ -236,7 +236,7 @@ def test_somebody_who_insists_is_contested_and_repaired_more_slowly() -> None:
 
 
 def test_a_repair_that_is_undone_before_anybody_looks_counts() -> None:
-    """What is there after a repair was made anew: the third time is contested, and each one after it; a repair of another unit says nothing."""
+    """What is there after a repair was made anew: from the third time on that is contested; one of another unit says nothing."""
     ledger = Ledger("rome", "gateway")
     seen = []
     for number in range(CONTESTED_AFTER + 1):

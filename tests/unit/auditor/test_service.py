@@ -47,7 +47,7 @@ DEADLINE_S = 10.0
 
 
 class StubApplier:
-    """Holds the plan, and repairs when it is asked; `during_settle` runs before each answer to ``settle``, `after_repair` behind a repair."""
+    """Holds the plan, and repairs when it is asked; `during_settle` runs before an answer to ``settle``, `after_repair` behind a repair."""
 
     def __init__(self, host: FakeHost, plan: HostPlan = PLAN, tunnels: TunnelHealth = TunnelHealth()) -> None:  # noqa: B008 - a value
         self.core = Applier(FakeKernel(host), lambda: 0.0)
@@ -312,7 +312,7 @@ async def test_a_repair_in_vain_is_asked_for_more_and_more_rarely(monkeypatch: p
 
 
 async def test_who_undoes_each_repair_at_once_is_told_to_contest_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody ever sees the rule whole between two deletions: the third time is contested all the same, and says when it is repaired next."""
+    """Nobody ever sees the rule whole between two deletions: the third time is contested all the same, and says when the next repair is."""
     host = FakeHost()
     applier = StubApplier(host)
     kept = host.objects[RULE]

@@ -13,6 +13,7 @@ from schemas.plan import digest_of
 from schemas.status import ApplyReport, Outcome, Timings, UnitReport
 from schemas.values import Name
 from services.cli.explain import explain
+from services.cli.main import application
 from services.cli.origin import is_reference, near
 from services.planner.state import HostId
 from services.runtime.errors import Permanent
@@ -180,6 +181,35 @@ async def test_what_is_not_there_is_an_error_that_says_what_is_like_it(mesh: Stu
     if words:
         with pytest.raises(Permanent, match=said):
             await explain(words, file=[EXAMPLE])
+
+
+@pytest.mark.parametrize(
+    "words", [("rule 900 fwmark 0xff00/0xff00 iif - to -",), ("rule", "900", "fwmark", "0xff00/0xff00", "iif", "-", "to", "-")]
+)
+def test_a_key_is_one_word_or_several(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    """A dash that stands alone is a word of it, and options come before or behind."""
+    arguments = ["explain", *words, "--host", "rome/gateway", "-f", str(EXAMPLE), "--output", "json"]
+    assert application()(arguments, print_error=False, exit_on_error=False) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["key"], len(found["places"])) == ("rule 900 fwmark 0xff00/0xff00 iif - to -", 1)
+
+
+async def test_an_option_that_is_not_there_is_no_word_of_a_key():
+    with pytest.raises(Permanent, match="Unknown option: --hots"):
+        await explain("rule", "900", "--hots", "rome/gateway", file=[EXAMPLE])
+
+
+@pytest.mark.parametrize("words", ["out pods 10.200.1.10 10.200.2.10", "plaintext out pods 10.200.1.10 10.200.2.10"])
+async def test_an_alert_has_no_object_and_says_what_is_behind_it(mesh: StubBroker, words: str):
+    """Whether it is open or not, it is not looked for among keys that are like it."""
+    with pytest.raises(Permanent, match=r"no plan has an object for it; .* none such is now"):
+        await explain(words, nats=mesh)
+    event = DriftEvent(
+        Name("rome"), Name("worker-1"), "plaintext", "out pods 10.200.1.10 10.200.2.10", "raised", because=("Node/rome/worker-2",)
+    )
+    mesh.put(subjects.drift("rome", "worker-1", "plaintext"), codec.encode(event))
+    with pytest.raises(Permanent, match=r"\(its `because`\): on rome/worker-1: Node/rome/worker-2"):
+        await explain(words, nats=mesh)
 
 
 def test_references_and_keys_are_told_apart():

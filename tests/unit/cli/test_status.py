@@ -7,6 +7,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from schemas import codec, subjects
+from schemas.drift import DriftEvent
 from schemas.in_use import InUse, Use
 from schemas.plan import HostPlan, digest_of
 from schemas.status import ApplyReport, Capabilities, DeadTunnel, Outcome, Peers, Timings, TunnelHealth, UnitReport
@@ -174,6 +176,24 @@ async def test_numbers_that_others_use_are_shown_and_do_not_count(mesh: StubBrok
     mesh.report(replace(told, in_use=InUse(), collisions=()))
     assert await status("rome/gateway", output="table", nats=mesh) == 0
     assert "others use  nothing that was seen" in capsys.readouterr().out
+
+
+async def test_what_is_contested_is_shown_and_counts(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
+    """The host reports that it holds its plan, and somebody undoes it again and again. What is just being repaired is not named."""
+    rule, next_s = "rule 900 fwmark 0xff00/0xff00 iif - to -", 1_700_000_000.0
+    subject = subjects.drift("rome", "gateway", "rule")
+    event = DriftEvent(Name("rome"), Name("gateway"), "rule", rule, "contested", count=4, next_repair_s=next_s)
+    mesh.put(subject, codec.encode(replace(event, state="raised")))
+    assert await status(output="table", nats=mesh) == 0
+    mesh.put(subject, codec.encode(event))
+    for host in (None, "rome/gateway"):
+        assert await status(host, output="table", nats=mesh) == 2
+        printed = " ".join(capsys.readouterr().out.split())
+        assert f"contested: {rule}, made 4 times within a minute, next repair at 22:13:20 UTC" in printed
+    assert await status("rome/gateway", output="json", nats=mesh) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], [one["key"] for one in found["contested"]]) == ("applied", [rule])
+    assert await status("milan/gateway", output="json", nats=mesh) == 0
 
 
 async def test_peers_are_counted_and_a_name_without_address_counts(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
