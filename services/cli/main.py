@@ -2,7 +2,7 @@
 
 A service is started once and stays: it has only its own command imported, since what the others need would be in its memory for ever.
 
-Exit codes: 0 all is well, 1 an error, 2 a difference (``plan --diff``, ``drift``, ``status``).
+Exit codes: 0 all is well, 1 an error, 2 a difference (``plan --diff``, ``drift``, ``status``), 3 nothing was seen (``trace``).
 """
 
 from __future__ import annotations
@@ -74,10 +74,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(system_words(_first(group)))
     except* CycloptsError as group:
         # Not cyclopts' own exit code, which is 2: that says that there is a difference.
-        fail(f"{_first(group)} See: meshmark --help, meshmark COMMAND --help")
+        error = _first(group)
+        fail(f"{error} See: {' '.join(('meshmark', *_commands(error)))} --help")
     except* KeyboardInterrupt:
         code = 130
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _commands(error: BaseException) -> tuple[str, ...]:
+    """The words of the command whose arguments are wrong; none where there is no such command."""
+    return tuple(error.command_chain or ()) if isinstance(error, CycloptsError) else ()
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> BaseException:

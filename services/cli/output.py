@@ -20,6 +20,8 @@ Output = Annotated[Format | None, Parameter(help="Default: a table on a terminal
 
 EXIT_ERROR = 1
 EXIT_DIFFERENT = 2
+EXIT_NOTHING = 3
+"""Nothing was seen that could be judged."""
 _LINE_MAX = 2000
 _SHOWN = 300
 

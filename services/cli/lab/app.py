@@ -21,7 +21,7 @@ from services.cli.lab.crew import host_view
 from services.cli.lab.demo import demo
 from services.cli.lab.detach import Progress, in_background
 from services.cli.lab.feed import Feed
-from services.cli.lab.layout import PREFIX
+from services.cli.lab.layout import find_namespace, spelled
 from services.cli.lab.probe import Check
 from services.cli.lab.state import Folder, find_folder
 from services.cli.lab.supervisor import supervise
@@ -36,7 +36,7 @@ def register(app: App) -> None:
 
 
 State = Annotated[Path | None, Parameter(name="--state", help="State folder; default the running lab's, else /run/meshmark-lab.")]
-Where = Annotated[str, Parameter(help="CLUSTER/NAME, CLUSTER/pod/NAME or underlay; a dot may stand for each slash")]
+Where = Annotated[str, Parameter(help="CLUSTER/HOST, CLUSTER/POD (CLUSTER/pod/POD where a host has that name, too) or underlay")]
 Command = Annotated[str, Parameter(allow_leading_hyphen=True, help="What to run, after --")]
 Output = Annotated[Literal["table", "json"], Parameter(name="--output", help="A table to read, or one JSON document.")]
 
@@ -88,7 +88,7 @@ def execute(host: Where, /, *command: Command, state: State = None) -> int:
 
     ```sh
     meshmark lab exec rome/worker-1 -- wg show
-    meshmark lab exec rome/pod/shop -- ip route
+    meshmark lab exec rome/shop -- ip route
     ```
     """
     _need_root()
@@ -96,10 +96,10 @@ def execute(host: Where, /, *command: Command, state: State = None) -> int:
         msg = "nothing to run; write: meshmark lab exec HOST -- COMMAND"
         raise Permanent(msg)
     folder = _running(state)
-    namespace = f"{PREFIX}{host.replace('/', '.')}"
     known = sorted(namespaces.existing())
-    if namespace not in known:
-        msg = f"the lab has no {host}; there are {', '.join(name.removeprefix(PREFIX) for name in known)}"
+    namespace = find_namespace(host, known)
+    if namespace is None:
+        msg = f"the lab has no {host}; there are {', '.join(map(spelled, known))}"
         raise Permanent(msg)
     argv = [*host_view(folder, namespace), *command]
     os.execvp(argv[0], argv)  # noqa: S606 - the command is the user's own

@@ -7,7 +7,7 @@ values is equality of what has to exist, so that a new topology is met by compar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -96,6 +96,22 @@ def host_namespace(cluster: str, host: str) -> str:
 
 def pod_namespace(cluster: str, name: str) -> str:
     return f"{PREFIX}{cluster}.pod.{name}"
+
+
+def find_namespace(place: str, known: Collection[str]) -> str | None:
+    """The one of these namespaces that somebody means by CLUSTER/HOST, CLUSTER/pod/POD, or CLUSTER/POD where no host is called so.
+
+    A dot may stand for each slash. None when there is none.
+    """
+    cluster, _, name = place.partition("/" if "/" in place else ".")
+    meant = (f"{PREFIX}{place.replace('/', '.')}", pod_namespace(cluster, name.replace("/", ".")))
+    return next((namespace for namespace in meant if namespace in known), None)
+
+
+def spelled(namespace: str) -> str:
+    """A namespace as people name the host or pod that it is of."""
+    cluster, dot, name = namespace.removeprefix(PREFIX).partition(".")
+    return f"{cluster}/pod/{pod}" if (pod := name.removeprefix("pod.")) != name else f"{cluster}{dot and '/'}{name}"
 
 
 def interface(word: str, namespace: str) -> str:

@@ -19,7 +19,7 @@ from schemas.values import Address
 from services.auditor.trace.trails import Trail, Way
 from services.auditor.trace.verdicts import courses, judged, packet_verdict
 from services.cli import records
-from services.cli.output import EXIT_DIFFERENT, console, emit_line, note, show_table
+from services.cli.output import EXIT_DIFFERENT, EXIT_NOTHING, console, emit_line, note, show_table
 from services.cli.session import Nats
 from services.cli.trace import forms
 from services.cli.trace.ends import Session, session
@@ -75,25 +75,27 @@ async def trace(
     input_file: Input = None,
     nats: Nats | None = None,
 ) -> int:
-    """Show where a flow's packets go, and whether they were encrypted on every way between two hosts, in both directions.
+    r"""Show where a flow's packets go, and whether they were encrypted on every way between two hosts, in both directions.
 
     The hosts on the flow's way (nodes, and the gateways between clusters) are asked to tell of its packets for a while. Each line is a
     packet at a point of a host: from-endpoint, to-stack, to-host, from-host, to-overlay, to-crypto, to-network, from-network, from-crypto,
     from-overlay, to-endpoint; or a drop, with the rule that dropped it. Outer packets are shown with the packet that they carry.
 
     A packet is `encrypted` when it was on every way between two hosts, `plaintext` when on none, `partial` when on some, and `unknown`
-    where nothing was seen that says so. Nothing is sent: let the ends speak meanwhile. Of a busy flow, hosts tell of 200 packets a second,
-    each of its own: with --sample each tells of the same ones.
+    where nothing was seen that says so. Nothing is sent: let the ends speak meanwhile, as in the lab by `meshmark lab check`. Of a busy
+    flow, hosts tell of 200 packets a second, each of its own: with --sample each tells of the same ones.
 
-    The exit code is 2 when a packet that is shown went in clear between two hosts.
+    The exit code is 2 when a packet that is shown went in clear between two hosts, and 3 when no packet of the flow was seen at all.
 
     ```sh
     meshmark trace --from rome/shop --to rome/stock
     meshmark trace --from rome/shop --to milan/bank --for 10s --output path
     meshmark trace --from rome/shop --to rome/stock --service 10.96.0.1
-    meshmark trace --from 10.200.1.10 --to 10.200.2.10 --cluster rome --port 443 --unencrypted --first 1
+    meshmark trace --from 10.200.1.10 --to 10.200.2.10 --cluster rome \
+        --port 443 --unencrypted --first 1
     meshmark trace --from rome/shop --to rome/stock --output json > seen.json
-    meshmark trace --from rome/shop --to rome/stock --input-file seen.json --output path --last 1
+    meshmark trace --from rome/shop --to rome/stock --input-file seen.json \
+        --output path --last 1
     ```
     """
     form = output or ("compact" if sys.stdout.isatty() else "json")
@@ -109,7 +111,7 @@ async def trace(
         state = State(await records.admitted(broker), allocations.remaps)
         named, services, only = (source, destination), _addresses(service or ()), filters.only(sample)
         wanted = session(state, allocations, named, cluster, int(seconds), only=only, services=services)
-        teller = Teller(wanted, filters, form)
+        teller = Teller(wanted, filters, form, is_live=input_file is None)
         if input_file is not None:
             teller.tell(_recorded(input_file, wanted))
         else:
@@ -121,10 +123,12 @@ async def trace(
 
 
 class Teller:
-    """Shows packets in a form, as they come or at the end, and keeps what the answer is made of."""
+    """Shows packets in a form, as they come or at the end, and keeps what the answer is made of. `is_live`: hosts tell of them now."""
 
-    def __init__(self, wanted: Session, filters: Filters, form: Form) -> None:
+    def __init__(self, wanted: Session, filters: Filters, form: Form, *, is_live: bool) -> None:
         self._wanted = wanted
+        self._is_live = is_live
+        self._seen = 0
         self._filters = filters
         self._form = form
         self._kept: list[Trail] = []
@@ -138,7 +142,10 @@ class Teller:
 
     def tell(self, found: Iterable[Trail]) -> None:
         """Take packets in, and show those that are wanted, if that is to be now."""
-        new = self._filters.packets(list(found)) if self._at_once else list(found)
+        new = list(found)
+        self._seen += len(new)
+        if self._at_once:
+            new = self._filters.packets(new)
         if self._at_once and self._filters.first is not None:
             new = new[: self._filters.first - self._count]
         self._kept = [*self._kept, *new][-_TRAILS_MAX:]
@@ -158,9 +165,19 @@ class Teller:
             lines = forms.summary(found, self._wanted) if self._form != "path" else ()
             for line in (*lines, *forms.both_ways(found, self._wanted)):
                 console.print(line)
-            if not kept:
-                note(f"no such packet was seen between {self._wanted.source.name} and {self._wanted.destination.name}")
+        if not self._seen:
+            note(self._nothing())
+            return EXIT_NOTHING
+        if not kept:
+            note(f"{self._seen} packets of the flow were seen, none of those that the filters choose")
         return EXIT_DIFFERENT if any(packet_verdict(trail) in ("plaintext", "partial") for trail in kept) else 0
+
+    def _nothing(self) -> str:
+        """What to say when no packet of the flow was seen, and how to have some."""
+        said = f"no packet was seen between {self._wanted.source.name} and {self._wanted.destination.name}"
+        if not self._is_live:
+            return said
+        return f"{said}; a trace sends none itself: let the ends speak meanwhile, as in the lab by: meshmark lab check"
 
     def _show(self, found: list[Trail]) -> None:
         events = [(way, self._named(way, event)) for way, event in self._filters.points(judged(found))]

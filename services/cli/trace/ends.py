@@ -139,6 +139,7 @@ def _named(state: State, allocations: Allocations, name: str, cluster: str | Non
     home, slash, rest = name.partition("/")
     if not slash and cluster:
         home, rest = cluster, name
+    rest = rest.removeprefix("pod/")  # as the lab writes it
     pod, host = state.pods[home].get(rest), state.host(HostId(home, rest)) if rest else None
     if pod is not None:
         return End(f"{home}/{rest}", _pod(pod), HostId(home, pod.node), pod.addresses)

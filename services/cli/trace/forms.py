@@ -74,12 +74,16 @@ def both_ways(courses: Sequence[Course], session: Session) -> Iterator[str]:
 
 
 def paths(found: Sequence[Trail], courses: Iterable[Course], session: Session) -> Iterator[str]:
-    """Each direction, drawn by the way of one of its packets: the first that was seen on most hosts."""
+    """Each direction, drawn by the way of one of its packets: the first that was seen on most hosts, which is named."""
     for course in courses:
         trails = [trail for trail in found if trail.way == course.way]
         yield from summary([course], session)
         yield ""
-        yield from _drawn(max(trails, key=lambda trail: (len(trail.nodes()), len(trail.seen) + len(trail.outer))))
+        place = max(range(len(trails)), key=lambda index: (len(trails[index].nodes()), len(trails[index].seen) + len(trails[index].outer)))
+        if len(trails) > 1:
+            when = _time(trails[place].seen[0])
+            yield f"  [dim]packet {place + 1} of {len(trails)}, the first that was seen at most points, at {when}:[/]"
+        yield from _drawn(trails[place])
         yield ""
 
 

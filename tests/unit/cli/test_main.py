@@ -6,13 +6,15 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cyclopts import App
 
 from services.cli import main as cli
 from services.cli.main import application, main
-from services.cli.output import line
+from services.cli.output import console, line
 
 COMMANDS = ("publish", "get", "delete", "plan", "status", "drift", "explain", "purge", "doctor", "planner", "applier", "auditor", "server")
 
@@ -71,14 +73,43 @@ def test_what_the_system_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, ca
     assert run(capsys, "lab", "up") == (1, "", "error: here/lab.json: Not a directory\n")
 
 
+def commands(app: App, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of every command that does something."""
+    for name in app:
+        if not name.startswith("-"):
+            words = (*before, name)
+            if app[name].default_command is not None:
+                yield words
+            yield from commands(app[name], words)
+
+
+@pytest.mark.parametrize("words", list(commands(application())), ids=" ".join)
+def test_a_terminal_of_80_columns_shows_examples_whole(words: tuple[str, ...], capsys, monkeypatch: pytest.MonkeyPatch):
+    """Their lines are not wrapped, but cut."""
+    monkeypatch.setattr(console, "width", 80)
+    application()([*words, "--help"])
+    text = capsys.readouterr().out
+    found = application()
+    for word in words:
+        found = found[word]
+    code = (inspect.getdoc(found.default_command) or "").partition("```sh\n")[2].partition("```")[0]
+    shown = [row.rstrip() for row in text.splitlines()]
+    assert [line for line in code.splitlines() if f" {line}" not in shown] == []
+
+
+def test_a_bad_argument_names_the_commands_own_help(capsys):
+    """As it is typed, with no word that stands for others."""
+    assert run(capsys, "trace", "--from", "a/b", "--to", "a/c", "--port", "http")[2].endswith("See: meshmark trace --help\n")
+    assert run(capsys, "encrypt", "status", "--nope")[2].endswith("See: meshmark encrypt status --help\n")
+    assert run(capsys, "nope")[2].endswith("See: meshmark --help\n")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example_and_explains_every_parameter(command: str, capsys):
     app = application()
     app([command, "--help"])
     text = capsys.readouterr().out
     assert f"meshmark {command}" in text.partition("\n")[2], "an example, beside the usage"
-    code = inspect.getdoc(app[command].default_command).partition("```sh\n")[2].partition("```")[0]
-    assert max(map(len, code.splitlines())) < 79, "a terminal of 80 columns cuts what is longer"
     # A parameter without help shows nothing, or only what its type and default are.
     rows = [row for row in text.splitlines() if re.match(r"│ (\* )? *(-|[A-Z]{3})", row)]
     assert rows

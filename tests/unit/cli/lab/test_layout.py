@@ -1,8 +1,10 @@
 """What the lab makes for a topology."""
 
+import pytest
+
 from schemas.topology import Cluster, Gateway, Node, Pod
 from schemas.values import Address, Name, Prefix
-from services.cli.lab.layout import interface, layout
+from services.cli.lab.layout import find_namespace, interface, layout, spelled
 from tests.topologies import dual_stack
 
 ROME = Cluster(name=Name("rome"), pod_prefixes=(Prefix("10.200.0.0/16"),), internal_prefixes=(Prefix("10.80.0.0/16"),), mtu=1400)
@@ -47,6 +49,35 @@ def test_what_lacks_its_cluster_or_node_is_said_and_left_out():
     assert not found.hosts
     assert not found.pods
     assert found.unplaced == ("Endpoint/rome/shop: node w9 is not there", "Node/oslo/w1: cluster oslo is not there")
+
+
+@pytest.mark.parametrize(
+    "place,namespace",
+    [
+        ("rome/w1", "mm.rome.w1"),
+        ("rome.w1", "mm.rome.w1"),
+        ("rome/shop", "mm.rome.pod.shop"),
+        ("rome.shop", "mm.rome.pod.shop"),
+        ("rome/pod/shop", "mm.rome.pod.shop"),
+        ("rome/both", "mm.rome.both"),
+        ("rome/pod/both", "mm.rome.pod.both"),
+        ("underlay", "mm.underlay"),
+        ("a.b/c.d", "mm.a.b.pod.c.d"),
+        ("rome/bank", None),
+        ("shop", None),
+    ],
+)
+def test_a_place_is_a_host_or_a_pod(place: str, namespace: str | None):
+    """A pod need not be called one, unless a host of its cluster has the same name."""
+    known = ["mm.rome.w1", "mm.rome.pod.shop", "mm.rome.both", "mm.rome.pod.both", "mm.underlay", "mm.a.b.pod.c.d"]
+    assert find_namespace(place, known) == namespace
+
+
+def test_a_namespace_is_spelled_as_it_may_be_typed():
+    """Whatever is listed is understood."""
+    known = ["mm.rome.w1", "mm.rome.pod.shop", "mm.underlay", "mm.a.b.pod.c.d"]
+    assert [spelled(name) for name in known[:3]] == ["rome/w1", "rome/pod/shop", "underlay"]
+    assert [find_namespace(spelled(name), known) for name in known] == known
 
 
 def test_two_objects_never_share_a_namespace():

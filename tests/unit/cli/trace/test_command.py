@@ -111,6 +111,36 @@ async def test_filters_are_named_as_hubbles(mesh: StubBroker, recorded, capsys, 
     assert sum("]: " in line for line in out.splitlines()) == lines
 
 
+async def test_packets_that_the_filters_leave_out_were_seen(mesh: StubBroker, recorded, capsys):
+    """Whoever asks for what is in clear, and gets none, is told that something was looked at: that is fine."""
+    options = {"source": "rome/shop", "destination": "rome/stock", "filters": Filters(unencrypted=True), "output": "json"}
+    assert await trace(**options, input_file=recorded["native"], nats=mesh) == 0  # type: ignore[arg-type]
+    assert "2 packets of the flow were seen, none of those that the filters choose" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["compact", "table", "json", "path"])
+async def test_nothing_seen_is_neither_good_nor_bad(mesh: StubBroker, capsys, tmp_path: Path, form: str):
+    """An exit code of its own, and a word beside the result, also where that is for programs."""
+    empty = tmp_path / "empty.json"
+    empty.touch()
+    code = await trace(source="rome/shop", destination="rome/stock", output=form, input_file=empty, nats=mesh)  # type: ignore[arg-type]
+    printed = capsys.readouterr()
+    assert code == 3
+    assert printed.err == "no packet was seen between rome/shop and rome/stock\n"
+    assert printed.out == ""
+
+
+async def test_a_path_says_which_packet_it_draws(mesh: StubBroker, recorded, capsys, tmp_path: Path):
+    """Of several; of one there is nothing to say."""
+    _, out = await shown(capsys, mesh, recorded["native"], output="path")
+    assert "packet 1 of" not in out
+    whole, both = recorded["native"].read_text(), tmp_path / "both.json"
+    earlier = whole.replace(":40.", ":39.").replace("id 28728", "id 28727").replace("id 49122", "id 49121").replace('"uuid":"', '"uuid":"0')
+    both.write_text("".join(line for line in earlier.splitlines(keepends=True) if line.startswith('{"node_name":"rome/worker-1"')) + whole)
+    _, out = await shown(capsys, mesh, both, output="path")
+    assert "  packet 2 of 2, the first that was seen at most points, at Sep  9 01:46:40.009895:\n  rome/worker-1\n" in out
+
+
 async def test_json_is_what_it_reads(mesh: StubBroker, recorded, capsys, tmp_path: Path):
     """One message a line, with the verdict and who the ends are, which can be read again."""
     _, out = await shown(capsys, mesh, recorded["native"], output="json")
@@ -178,6 +208,16 @@ async def test_hosts_on_the_way_are_asked_and_heard(mesh: StubBroker, capsys, mo
     told_of = capsys.readouterr()
     assert told_of.out.count("to-crypto") == 2
     assert "rome/worker-2 lost events of traced packets: 5" in told_of.err
+
+
+async def test_a_trace_that_saw_nothing_says_how_to_see_something(mesh: StubBroker, capsys, monkeypatch: pytest.MonkeyPatch):
+    """Hosts answer, and nobody speaks."""
+    monkeypatch.setattr(command, "_TICK_S", 0.01)
+    monkeypatch.setattr(command, "_LATE_S", 0.1)
+    for host in HOSTS:
+        mesh.answers[subjects.command(*host, "trace")] = codec.encode(Tracing(7, 1))
+    assert await trace(source="rome/pod/shop", destination="rome/stock", duration="1s", output="json", nats=mesh) == 3  # type: ignore[arg-type]
+    assert "let the ends speak meanwhile, as in the lab by: meshmark lab check" in capsys.readouterr().err
 
 
 async def test_without_any_host_there_is_nothing_to_show(mesh: StubBroker):
