@@ -9,6 +9,7 @@ from typing import Literal
 
 from cyclopts import App
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.markup import escape
 
 from schemas import codec, subjects
@@ -30,6 +31,8 @@ State = Literal["encrypts", "optedOut", "noKey", "off", "silent"]
 _COLOURS = {"encrypts": "green", "optedOut": "yellow", "noKey": "yellow", "off": "dim", "silent": "red"}
 _ANSWER_S = 5.0
 _AT_ONCE = 32
+_AGAIN_S = 1.0
+"""How long after the first look the second one is, at nodes that let something out in clear some time."""
 _FRESH_S = 180.0
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
@@ -39,8 +42,8 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 class HostEncryption(Struct, frozen=True, rename=wire_name):
     """One node: what the topology says of it, and what its applier answered; `error` says why it did not.
 
-    `leaked` are packets in clear that should have been encrypted, counted since the host's rules were last written; `alerts` are the
-    auditor's that are open.
+    `leaked` are packets in clear that should have been encrypted, counted since the host's rules were last written, `leaking` those of
+    them that came while the command looked, about a second (None where it looked once); `alerts` are the auditor's that are open.
     """
 
     cluster: str
@@ -50,6 +53,7 @@ class HostEncryption(Struct, frozen=True, rename=wire_name):
     strict: StrictMode
     nodes: bool
     leaked: int = 0
+    leaking: int | None = None
     now: EncryptionNow | None = None
     alerts: tuple[DriftEvent, ...] = ()
     error: str = ""
@@ -72,14 +76,16 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
 
     Appliers are asked; a host whose applier does not answer is *silent*, and all else is shown. A node may have *optedOut*, or have *noKey*
     yet; it is *off* where its cluster does not encrypt. LEAKED are packets that should have been encrypted and were seen in clear, since
-    the host's rules were last written: a few may be counted as keys become known. An open alert of the auditor is said by itself.
+    the host's rules were last written: a few may be counted as keys become known, and stay in the count. Where there are any, the command
+    looks again a second later, and says how many more there are. An open alert of the auditor is said by itself; it is over ten seconds
+    after the last packet.
 
     The exit code is 2 when a host is silent, lacks a peer, has a strange one, or has an open alert.
 
     ```sh
     meshmark encrypt status
     meshmark encrypt status rome/worker-1
-    meshmark encrypt status --output json | jq '.[] | select(.leaked > 0)'
+    meshmark encrypt status --output json | jq '.[] | select(.leaking > 0)'
     ```
     """
     form = default_format(output)
@@ -89,6 +95,7 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
         names = choose(nodes, host)
         alerts = [event for event in await records.open_drift(broker) if event.layer == PLAINTEXT]
         found = await _asked(broker, [_on_paper(nodes[name], items) for name in names], alerts)
+        found = await _asked_again(broker, found, alerts)
     if form != "table":
         emit(found[0] if host else found, form)
     elif host:
@@ -124,10 +131,24 @@ async def _asked(broker: Broker, hosts: list[HostEncryption], alerts: list[Drift
     return list(await asyncio.gather(*map(ask, hosts)))
 
 
+async def _asked_again(broker: Broker, found: list[HostEncryption], alerts: list[DriftEvent]) -> list[HostEncryption]:
+    """The same, with whether packets still leak where some did: those hosts are asked once more, a little later."""
+    if not (leaky := [one for one in found if one.leaked]):
+        return found
+    await asyncio.sleep(_AGAIN_S)
+    later = {(one.cluster, one.host): one for one in await _asked(broker, leaky, alerts) if not one.error}
+
+    def compared(one: HostEncryption) -> HostEncryption:
+        again = later.get((one.cluster, one.host))
+        return one if again is None else replace(again, leaking=max(0, again.leaked - one.leaked))
+
+    return [compared(one) for one in found]
+
+
 def _with(one: HostEncryption, now: EncryptionNow | None, alerts: tuple[DriftEvent, ...], error: str = "") -> HostEncryption:
     leaked = sum(point.packets for point in now.points if point.state == "plaintext") if now else 0
     state: State = "silent" if error else one.state
-    return HostEncryption(one.cluster, one.host, state, one.mode, one.strict, one.nodes, leaked, now, alerts, error)
+    return replace(one, state=state, leaked=leaked, now=now, alerts=alerts, error=error)
 
 
 # For people -------------------------------------------------------------------------------------------------------------------------------
@@ -138,7 +159,7 @@ def _row(one: HostEncryption, now_s: float) -> tuple[str, ...]:
     fresh = sum(now_s - peer.handshake_s <= _FRESH_S for peer in peers)
     count = one.now.peer_count if one.now else 0
     inside, outside = (_size(sum(getattr(peer, name) for peer in peers)) for name in ("received_bytes", "sent_bytes"))
-    what = "; ".join((*_wrong(peers), *(f"{event.state}: {event.found}" for event in one.alerts), *([one.error] if one.error else [])))
+    what = "; ".join((*_wrong(peers), *(f"alert: {event.found}" for event in one.alerts), *([one.error] if one.error else [])))
     return (
         f"{one.cluster}/{one.host}",
         f"[{_COLOURS[one.state]}]{one.state}[/]",
@@ -153,7 +174,7 @@ def _row(one: HostEncryption, now_s: float) -> tuple[str, ...]:
 def _show_one(one: HostEncryption, now_s: float) -> None:
     """All about one host: a line for each fact, then peers, then counts."""
     console.print(f"[bold]{one.cluster}/{one.host}[/] [{_COLOURS[one.state]}]{one.state}[/], {_mode(one)}")
-    for text in (one.error, *(f"alert {event.state}: {event.found} ({event.count} seen)" for event in one.alerts)):
+    for text in (one.error, *(f"alert: {event.found} ({event.count} seen)" for event in one.alerts)):
         if text:
             console.print(f"  [red]{escape(text)}[/]")
     if one.now is None or not one.now.device:
@@ -203,7 +224,10 @@ def _leaked(one: HostEncryption) -> str:
     by_way: Mapping[str, int] = {
         way: sum(point.packets for point in one.now.points if (point.state, point.direction) == ("plaintext", way)) for way in ("out", "in")
     }
-    return f"[red]{', '.join(f'{count} {way}' for way, count in by_way.items() if count)}[/]"
+    total = ", ".join(f"{count} {way}" for way, count in by_way.items() if count)
+    if one.leaking is None:
+        return f"[red]{total}[/]"
+    return f"[red]{total}; {one.leaking} of them now[/]" if one.leaking else f"[yellow]{total}[/]; none now"
 
 
 def _age(seconds: float) -> str:

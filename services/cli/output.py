@@ -51,10 +51,10 @@ def emit_line(value: object) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; cells may hold rich markup."""
+    """Print a table; cells may hold rich markup. The first column says what a row is about, and is not folded."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for place, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=place == 0)
     for row in rows:
         table.add_row(*row)
     console.print(table)

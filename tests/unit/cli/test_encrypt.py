@@ -15,6 +15,7 @@ from schemas.values import Endpoint, Key, Name
 from services.cli import encrypt
 from services.cli.encrypt import status
 from services.cli.output import console
+from services.runtime.errors import Waiting
 from services.runtime.messages import Message
 from tests.topologies import encrypting
 from tests.unit.cli.broker import StubBroker
@@ -31,6 +32,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are not folded, and it is a certain time."""
     monkeypatch.setattr(console, "width", 300)
     monkeypatch.setattr(encrypt, "time", SimpleNamespace(time=lambda: NOW_S))
+    monkeypatch.setattr(encrypt, "_AGAIN_S", 0.0)
 
 
 @pytest.fixture
@@ -100,8 +102,54 @@ async def test_leaks_are_counted_and_open_alerts_said(rome: StubBroker, capsys: 
     assert await status("rome/worker-1", output="table", nats=rome) == 2
     shown = capsys.readouterr().out
     assert "12 out" in shown
-    assert "udp … in clear" in shown
+    assert "alert: udp … in clear" in shown
     assert (await told(rome, capsys))[0] == 2
+
+
+def leaking(packets: int) -> EncryptionNow:
+    return replace(NOW, points=(*NOW.points[:1], replace(CLEAN[0], packets=packets), CLEAN[1]))
+
+
+@pytest.mark.parametrize(
+    "later,shown,words",
+    [
+        (12, (12, 0), "12 out; none now"),
+        (15, (15, 3), "15 out; 3 of them now"),
+        (2, (2, 0), "2 out; none now"),  # the rules were written again meanwhile
+        (None, (12, None), "12 out"),
+    ],
+)
+async def test_an_old_leak_is_told_from_one_that_goes_on(
+    rome: StubBroker, capsys: pytest.CaptureFixture[str], later: int | None, shown: tuple[int, int | None], words: str
+) -> None:
+    """A host that has counted any is asked again, and it alone; one that is silent by then is shown as it answered."""
+    counts = iter((12, later) * 2)
+
+    def answered(asked: Message) -> list[Message]:
+        if asked.subject == subjects.command("rome", "worker-1", "encryption"):
+            if (count := next(counts)) is None:
+                msg = "silent now"
+                raise Waiting(msg, "an answer")
+            say(rome, replace(NOW, points=(*NOW.points[:1], replace(CLEAN[0], packets=count), CLEAN[1])))
+        return []
+
+    rome.follow = answered
+    code, found = await told(rome, capsys)
+    assert code == 0
+    assert (found["worker-1"]["leaked"], found["worker-1"]["leaking"]) == shown
+    assert found["worker-2"]["leaking"] is None
+    assert len(rome.asked) == 3
+    assert await status(output="table", nats=rome) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("rome/worker-1"))
+    assert f"  {words}  " in row
+
+
+async def test_a_hosts_name_is_not_folded(rome: StubBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal of 80 columns, too, where all else is."""
+    monkeypatch.setattr(console, "width", 80)
+    assert await status(output="table", nats=rome) == 0
+    firsts = [line.split()[0] for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert firsts == ["HOST", "rome/worker-1", "rome/worker-2", "rome/worker-3"]
 
 
 @pytest.mark.parametrize(
