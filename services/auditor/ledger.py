@@ -58,7 +58,8 @@ class Ledger:
             else:
                 known.finding, known.suspect = finding, suspects.get(finding.layer)
                 known.count += 1
-                events.append(self._event(known, "changed", now_s, generation))
+                is_contested = len(self._recent(key, now_s)) >= CONTESTED_AFTER
+                events.append(self._event(known, "contested" if is_contested else "changed", now_s, generation))
         for layer in sorted(self._unreadable & looked):
             self._unreadable.discard(layer)
             events.append(self._layer_event(layer, "resolved", "", now_s))

@@ -240,9 +240,10 @@ def test_a_repair_that_is_undone_before_anybody_looks_counts() -> None:
     ledger = Ledger("rome", "gateway")
     seen = []
     for number in range(CONTESTED_AFTER + 1):
-        seen += states(ledger, [finding()], float(number))
         ledger.repaired(("rule",), ("unit",))
+        seen += states(ledger, [finding()], float(number))
     assert seen == [(RULE, "raised"), (RULE, "contested"), (RULE, "contested")]
+    assert states(ledger, [finding("other")], float(CONTESTED_AFTER) + 0.1) == [(RULE, "contested")], "a change does not hide that"
     assert ledger.repair_delay_s(LAYERS, float(CONTESTED_AFTER)) == 2.0
     assert states(ledger, [], 9.0) == [(RULE, "resolved")]
     other = finding(key="rule 901 - iif - to -")
