@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from msgspec.structs import replace
+
+from schemas.drift import DriftEvent
 
 TABLE = "meshmark.rome.rome-milan"
 GATEWAY = "rome.gateway"
@@ -95,3 +98,34 @@ async def test_a_peer_that_a_hand_removes_comes_back_within_seconds(mesh, live, 
     assert mesh.run_in_view(GATEWAY, "wg", "show", "mt.1", "peers").strip() == peer
     await live.carries()
     assert len(live.board.drift) == told + 2, live.board.drift[told:]
+
+
+INSISTS = "for _ in $(seq 600); do [ ! -e {stop} ] || exit 0; ip rule del pref 900 2>/dev/null; sleep 0.05; done"
+
+
+async def test_somebody_who_insists_is_contested_and_status_says_so(mesh, live, eventually, tmp_path):
+    """A rule that is deleted twenty times a second is never seen whole: it is contested within seconds, with the time of the next repair.
+    It is back, and that is told, once that is due and nobody deletes it any more."""
+    key, told, stop = "rule 900 fwmark 0xff00/0xff00 iif - to -", len(live.board.drift), tmp_path / "stop"
+    insists = asyncio.create_task(asyncio.to_thread(mesh.run, GATEWAY, "sh", "-c", INSISTS.format(stop=stop)))
+
+    def last() -> DriftEvent | None:
+        return next((event for event in reversed(live.board.drift[told:]) if (event.host, event.key) == ("gateway", key)), None)
+
+    def is_contested() -> bool:
+        event = last()
+        return event is not None and event.state == "contested" and event.next_repair_s > event.at_s
+
+    try:
+        await eventually(is_contested, "it is contested", lambda: live.board.drift[told:])
+        said = await live.meshmark("status", "rome/gateway", "--output", "json")
+        assert said.returncode == 2
+        assert [event["key"] for event in json.loads(said.stdout)["contested"]] == [key]
+        assert "next repair at" in (await live.meshmark("drift", "--output", "table")).stdout
+    finally:
+        stop.touch()
+        await insists
+    await eventually(lambda: last().state == "resolved", "it is back", lambda: live.board.drift[told:], timeout_s=40.0)
+    assert {event.key for event in live.board.drift[told:]} == {key}
+    assert (await live.meshmark("status", "rome/gateway")).returncode == 0
+    await live.carries()
