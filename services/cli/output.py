@@ -51,10 +51,10 @@ def emit_line(value: object) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; cells may hold rich markup. The first column says what a row is about, and is not folded."""
+    """Print a table; cells may hold rich markup. What is too wide for the terminal is folded, but for hosts' names."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=place == 0)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "HOST")
     for row in rows:
         table.add_row(*row)
     console.print(table)
