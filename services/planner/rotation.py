@@ -183,13 +183,6 @@ class Asked(NamedTuple):
     reports: Mapping[HostId, ApplyReport]
     holds: Callable[[HostId], bool]
 
-    @property
-    def ref(self) -> str:
-        """The host's reference."""
-        known = self.state.host(self.host)
-        assert known is not None, "the rotation of a host that is gone is void"
-        return known.ref
-
 
 def unmet(asked: Asked) -> Iterator[str]:
     """What keeps a node's rotation from its next step, each in words that name a host."""
@@ -199,7 +192,7 @@ def unmet(asked: Asked) -> Iterator[str]:
         yield from old_key_kept(asked)
         return
     if report is None or not asked.holds(host):
-        yield f"{asked.ref} {behind(report, mesh_unit(host.cluster))}"
+        yield f"{host} {behind(report, mesh_unit(host.cluster))}"
         return
     yield from _not_greeted(asked, report.greetings)
     away = set(report.greetings.away)
@@ -207,13 +200,13 @@ def unmet(asked: Asked) -> Iterator[str]:
         other = HostId(host.cluster, node.name)
         is_there = mesh.encrypts(asked.state, node) and asked.state.keys[other].key not in away
         if other != host and is_there and not asked.holds(other):
-            yield f"{node.ref} {behind(asked.reports.get(other), mesh_unit(host.cluster))}"
+            yield f"{other} {behind(asked.reports.get(other), mesh_unit(host.cluster))}"
 
 
 def old_key_kept(asked: Asked) -> Iterator[str]:
     """Why the last stage does not end: the old key is there. A host that has let go of it may have made another one that is to follow."""
     if asked.state.keys[asked.host].key != asked.rotation.new:
-        yield f"{asked.ref} has not said yet that its old key is gone"
+        yield f"{asked.host} has not said yet that its old key is gone"
 
 
 def _not_greeted(asked: Asked, greetings: Greetings) -> Iterator[str]:
@@ -223,12 +216,12 @@ def _not_greeted(asked: Asked, greetings: Greetings) -> Iterator[str]:
     found = greetings.on(link, asked.rotation.new)
     if found is None:
         if any(mesh.encrypts(asked.state, node) for node in _others(asked)):
-            yield f"{asked.ref} has not looked at handshakes on {link} yet"
+            yield f"{asked.host} has not looked at handshakes on {link} yet"
         return
     known = {asked.state.keys[host].key: node for node in _others(asked) if (host := HostId(node.cluster, node.name)) in asked.state.keys}
     named = [known[key] for key in found.first if key in known]
     yield from (_no_handshake(asked, node, link) for node in named)
-    yield from (f"{asked.ref}: another peer has not shaken hands on {link}" for _ in range(_unnamed(found, named)))
+    yield from (f"{asked.host}: another peer has not shaken hands on {link}" for _ in range(_unnamed(found, named)))
 
 
 def _unnamed(found: Greeted, named: list[Node]) -> int:
@@ -238,10 +231,10 @@ def _unnamed(found: Greeted, named: list[Node]) -> int:
 def _no_handshake(asked: Asked, node: Node, link: str) -> str:
     cluster = asked.state.clusters[asked.host.cluster]
     port = mesh.ports(cluster)[link == names.ENCRYPTION_LINK_BESIDE]
-    return not_met(node.ref, asked.ref, link, port)
+    return not_met(HostId(node.cluster, node.name), asked.host, link, port)
 
 
-def not_met(one: str, other: str, link: str, port: int) -> str:
+def not_met(one: HostId, other: HostId, link: str, port: int) -> str:
     """That two hosts have not shaken hands on a device."""
     return f"{one} and {other} have not shaken hands on {link}: is UDP port {port} let through between them?"
 

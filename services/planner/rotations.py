@@ -157,9 +157,8 @@ class Rotations:
     def _in_the_way(self, ring: str, peering: Peering | None) -> str:
         """Why nobody of a ring can begin now; empty where the next one can."""
         first = self._allocations.turning.get(ring)
-        known = self._state.host(first) if first is not None else None
-        if known is not None:
-            return f"{known.ref} changes its key first"
+        if first is not None and self._state.host(first) is not None:
+            return f"{first} changes its key first"
         if peering is None:
             return ""
         if peering.tunnels == TUNNELS_MAX:

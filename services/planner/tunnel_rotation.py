@@ -68,33 +68,32 @@ def unmet(asked: Asked, attachment: Attachment, unit: str, beside: int) -> Itera
     `unit` is that of the peering, and `beside` the number by which the device beside has its port.
     """
     host, far, rotation = attachment.host, attachment.far_host, asked.rotation
-    far_ref = f"Gateway/{far.cluster}/{far.name}"
     report, key = asked.reports.get(host), asked.state.keys.get(far)
     if rotation.stage == "leaving":
         yield from old_key_kept(asked)
     elif key is None:
-        yield f"{far_ref} has not said its public key yet"
+        yield f"{far} has not said its public key yet"
     elif report is None or not asked.holds(host):
-        yield f"{asked.ref} {behind(report, unit)}"
+        yield f"{host} {behind(report, unit)}"
     elif key.key in report.greetings.away:
-        yield f"{far_ref} is away: it shakes hands on no tunnel, and the change goes on when it is back"
+        yield f"{far} is away: it shakes hands on no tunnel, and the change goes on when it is back"
     else:
-        yield from _not_greeted(asked, attachment.peering, far_ref, beside)
+        yield from _not_greeted(asked, attachment, beside)
         if not asked.holds(far):
-            yield f"{far_ref} {behind(asked.reports.get(far), unit)}"
+            yield f"{far} {behind(asked.reports.get(far), unit)}"
 
 
-def _not_greeted(asked: Asked, peering: Peering, far_ref: str, beside: int) -> Iterator[str]:
+def _not_greeted(asked: Asked, attachment: Attachment, beside: int) -> Iterator[str]:
     rotation = asked.rotation
     link = greeted_on(rotation)
     if not link:
         return
     found = asked.reports[asked.host].greetings.on(link, rotation.new)
     if found is None:
-        yield f"{asked.ref} has not looked at handshakes on {link} yet"
+        yield f"{asked.host} has not looked at handshakes on {link} yet"
     elif found.lacking:
         number = beside if link == names.TUNNEL_BESIDE else rotation.tunnel
-        yield not_met(far_ref, asked.ref, link, peering.port + number)
+        yield not_met(attachment.far_host, asked.host, link, attachment.peering.port + number)
 
 
 def recovered(key: PublicKey, peering: Peering, planned: Iterable[PlanObject]) -> Rotation | None:

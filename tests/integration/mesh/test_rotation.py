@@ -121,7 +121,7 @@ async def test_a_port_that_is_not_let_through_is_named(rome: Turnovers[LinuxHost
         rome.rotate(TURNING)
         await until(lambda: met(rome), rome.round)
         assert rome.core.allocations.rotations[TURNING].reasons == (
-            f"{ref(HOSTS[0])} and {ref(TURNING)} have not shaken hands on me.1: is UDP port {WIREGUARD + 1} let through between them?",
+            f"{HOSTS[0]} and {TURNING} have not shaken hands on me.1: is UDP port {WIREGUARD + 1} let through between them?",
         )
         rome.stages.clear()
         blocked.run("nft", "delete table inet blocked")
@@ -133,7 +133,3 @@ def met(rome: Turnovers[LinuxHost]) -> bool:
     """Whether only one peer has not shaken hands on the second device, and the planner says so."""
     devices = rome.core.reports[TURNING].greetings.devices
     return bool(devices) and devices[-1].lacking == 1 and rome.core.allocations.rotations[TURNING].waiting == 1
-
-
-def ref(host: HostId) -> str:
-    return f"Node/{host.cluster}/{host.name}"

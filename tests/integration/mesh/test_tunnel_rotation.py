@@ -105,7 +105,7 @@ async def test_the_far_end_is_away(joined: Turnovers[LinuxHost], turning: HostId
     monkeypatch.setattr(greetings, "ASKED_S", 2.0)
     monkeypatch.setattr(greetings, "AWAY_S", 2.0)
     joined.rotate(turning)
-    words = f"Gateway/{far} is away: it shakes hands on no tunnel, and the change goes on when it is back"
+    words = f"{far} is away: it shakes hands on no tunnel, and the change goes on when it is back"
     await until(lambda: reasons(joined, turning) == (words,), joined.round)
     monkeypatch.undo()
     joined.away.clear()

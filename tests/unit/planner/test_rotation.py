@@ -222,7 +222,7 @@ def test_others_wait_for_their_turn_by_name() -> None:
         small.rotate(host)
     small.plan()
     assert {host: small.stage(host) for host in HOSTS} == {FIRST: "beside", TURNING: "queued", THIRD: "queued"}
-    assert small.core.allocations.rotations[THIRD].reasons == (f"Node/{FIRST} changes its key first",)
+    assert small.core.allocations.rotations[THIRD].reasons == (f"{FIRST} changes its key first",)
     small.settle(80)
     assert {small.stage(host) for host in HOSTS} == {"done"}
     assert small.stages.count("leaving") == 3
@@ -260,7 +260,7 @@ def test_who_is_met_but_does_not_follow_holds_it_up() -> None:
         small.step()
     rotation = small.core.allocations.rotations[TURNING]
     assert rotation.stage == "beside"
-    assert rotation.reasons[-1] == f"Node/{THIRD} has not followed yet, but its peers see it: does its applier run?"
+    assert rotation.reasons[-1] == f"{THIRD} has not followed yet, but its peers see it: does its applier run?"
 
 
 def test_a_port_that_is_closed_is_named() -> None:
@@ -271,7 +271,7 @@ def test_a_port_that_is_closed_is_named() -> None:
     for _ in range(5):
         small.step()
     assert small.core.allocations.rotations[TURNING].reasons == (
-        f"Node/{FIRST} and Node/{TURNING} have not shaken hands on me.1: is UDP port 51872 let through between them?",
+        f"{FIRST} and {TURNING} have not shaken hands on me.1: is UDP port 51872 let through between them?",
     )
     small.closed.clear()
     small.shake_hands()

@@ -235,7 +235,7 @@ def test_the_ends_of_a_peering_take_turns() -> None:
         joined.rotate(host)
     joined.plan()
     assert (joined.stage(MILAN_GATEWAY), joined.stage(ROME_GATEWAY)) == ("beside", "queued")
-    assert joined.rotation(ROME_GATEWAY).reasons == ("Gateway/milan/gateway changes its key first",)
+    assert joined.rotation(ROME_GATEWAY).reasons == ("milan/gateway changes its key first",)
     joined.settle(120)
     assert {joined.stage(host) for host in ENDS} == {"done"}
 
@@ -254,7 +254,7 @@ def test_the_far_end_is_waited_for_as_long_as_it_is_away(tunnels: int) -> None:
             joined.step()
         assert joined.stage(ROME_GATEWAY) == stage
         assert joined.rotation(ROME_GATEWAY).reasons == (
-            "Gateway/milan/gateway is away: it shakes hands on no tunnel, and the change goes on when it is back",
+            "milan/gateway is away: it shakes hands on no tunnel, and the change goes on when it is back",
         )
         joined.away.clear()
         joined.deaf = False
@@ -273,9 +273,7 @@ def test_who_is_met_but_does_not_follow_holds_it_up() -> None:
         joined.shake_hands()
         joined.step()
     assert joined.stage(ROME_GATEWAY) == "beside"
-    assert joined.rotation(ROME_GATEWAY).reasons[-1] == (
-        "Gateway/milan/gateway has not followed yet, but its peers see it: does its applier run?"
-    )
+    assert joined.rotation(ROME_GATEWAY).reasons[-1] == ("milan/gateway has not followed yet, but its peers see it: does its applier run?")
     joined.assert_nothing_is_lost()
 
 
@@ -288,7 +286,7 @@ def test_a_port_that_is_closed_is_named(link: str, port: int) -> None:
     for _ in range(12):
         joined.step()
     assert joined.rotation(ROME_GATEWAY).reasons == (
-        f"Gateway/milan/gateway and Gateway/rome/gateway have not shaken hands on {link}: is UDP port {port} let through between them?",
+        f"milan/gateway and rome/gateway have not shaken hands on {link}: is UDP port {port} let through between them?",
     )
     joined.assert_nothing_is_lost()
     joined.closed.clear()
