@@ -27,10 +27,14 @@ class Rotate(Struct, frozen=True):
 
 
 class Rotating(Struct, frozen=True):
-    """Answer to verb ``rotate``: the host's public key, and the one that is to follow it, None after it was taken back."""
+    """Answer to verb ``rotate``: the host's public key, and the one that is to follow it, None after it was taken back.
+
+    `withdrawn` is the one that was taken back, until no device has it any more; None where there was nothing to take back.
+    """
 
     key: Key
     next: Key | None = None
+    withdrawn: Key | None = None
 
 
 class Settled(Struct, frozen=True):

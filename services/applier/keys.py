@@ -29,7 +29,7 @@ def rotated(kernel: Kernel, plan: HostPlan, *, abort: bool) -> Rotating:
     else:
         kernel.withdraw_next_key()
     ring = kernel.keys()
-    return Rotating(ring.key, ring.next)
+    return Rotating(ring.key, ring.next, ring.withdrawn)
 
 
 def settle(kernel: Kernel, plan: HostPlan, held: Collection[str]) -> bool:

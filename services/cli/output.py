@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import yaml
@@ -68,6 +69,11 @@ def fail(text: str) -> None:
 def system_words(error: BaseException) -> str:
     """What the system says is wrong, and with which file."""
     return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+
+
+def utc(at_s: float) -> str:
+    """A Unix time, for people."""
+    return f"{datetime.fromtimestamp(at_s, UTC).isoformat(' ', 'seconds').removesuffix('+00:00')} UTC"
 
 
 def note(text: str) -> None:

@@ -1,15 +1,18 @@
-"""What the streams hold, as values: topology in force, allocations, published plans, reports, open drift. Reads only."""
+"""What the streams hold, as values: topology in force, allocations, published plans, reports, changes of keys, open drift. Reads only."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
 from schemas import codec, subjects
+from schemas.allocation import Rotation
 from schemas.drift import PLAINTEXT, DriftEvent
 from schemas.plan import SnapshotHead
 from schemas.status import ApplyReport, Freeze, Refusal
 from schemas.topology import KINDS, Topology, decode_topology
+from services.cli.key_change import KeyChange
 from services.planner.allocate import Allocations
+from services.planner.rotation import ROTATION
 from services.planner.state import HostId
 from services.runtime import events
 from services.runtime.broker import Broker
@@ -80,6 +83,25 @@ async def reports(broker: Broker) -> dict[HostId, ApplyReport]:
     async for message in _replay(broker, subjects.STATUS):
         report = codec.decode(message.data, ApplyReport)
         found[HostId(report.cluster, report.host)] = report
+    return found
+
+
+async def key_change(broker: Broker, host: HostId) -> KeyChange | None:
+    """How far a host's last change of keys is; None for a host that never made one."""
+    found = await broker.last(_STREAMS[subjects.ALLOCATION], subjects.allocation(ROTATION, *host))
+    return KeyChange(codec.decode(found.data, Rotation), found.stored_s) if found is not None and found.data else None
+
+
+async def key_changes(broker: Broker) -> dict[HostId, KeyChange]:
+    """The changes of keys that are not over, those that wait for their turn included."""
+    found: dict[HostId, KeyChange] = {}
+    async for message in _replay(broker, subjects.ALLOCATION, f"{ROTATION}.>"):
+        _, cluster, name = subjects.parse(message.subject).tokens
+        found.pop(HostId(cluster, name), None)
+        if message.data:
+            change = KeyChange(codec.decode(message.data, Rotation), message.stored_s)
+            if not change.is_over:
+                found[HostId(cluster, name)] = change
     return found
 
 

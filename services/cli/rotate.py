@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -10,40 +11,23 @@ from cyclopts import App, Parameter
 from rich.markup import escape
 
 from schemas import codec, subjects
-from schemas.allocation import Rotation, RotationStage
 from schemas.commands import Rotate, Rotating
 from schemas.topology import PublicKey, decode_topology
 from schemas.values import Key
-from services.cli.hosts import parse_host
-from services.cli.output import console, note
+from services.cli import records
+from services.cli.hosts import choose
+from services.cli.key_change import KeyChange, step, waits
+from services.cli.output import EXIT_DIFFERENT, console, note, utc
 from services.cli.session import Nats
-from services.planner import names
-from services.planner.rotation import ROTATION, is_under_way
 from services.planner.state import HostId
 from services.runtime.broker import Broker
-from services.runtime.errors import Waiting
+from services.runtime.errors import Permanent, Waiting
 
 _LOOK_S = 0.5
-_WORDS: dict[RotationStage, str] = {
-    "queued": "waits for its turn",
-    "beside": "a second device with the new key comes on all nodes",
-    "moved": "packets go by the second device",
-    "rekeyed": "the first device gets the new key",
-    "back": "packets go by the first device again",
-    "leaving": "the second device and the old key go",
-    "done": "done",
-}
-_TUNNEL_WORDS: dict[RotationStage, str] = {
-    **_WORDS,
-    "beside": "a device with the new key comes beside the tunnels, at both ends",
-    "moved": "packets of {tunnel} go by the device beside",
-    "rekeyed": "{tunnel} gets the new key",
-    "back": "packets go by all tunnels again",
-    "leaving": "the device beside and the old key go",
-}
 
 HostName = Annotated[str, Parameter(help="CLUSTER/NAME of a node or gateway: rome/worker-1")]
-Abort = Annotated[bool, Parameter(name=["--abort"], negative=(), help="Take the new key back, while no packet has it yet")]
+Abort = Annotated[bool, Parameter(name=["--abort"], negative=(), help="Take the new key back, while no packet goes by it yet")]
+Status = Annotated[bool, Parameter(name=["--status"], negative=(), help="Change nothing: say whether a change is under way, and its key")]
 Wait = Annotated[bool, Parameter(name=["--wait"], help="Stay until it is done, and say what it waits for")]
 
 
@@ -52,72 +36,167 @@ def register(app: App) -> None:
     app.command(rotate)
 
 
-async def rotate(host: HostName, *, abort: Abort = False, wait: Wait = True, nats: Nats | None = None) -> int:
+async def rotate(host: HostName, *, abort: Abort = False, status: Status = False, wait: Wait = True, nats: Nats | None = None) -> int:
     """Let a node or gateway change its WireGuard key, without a lost packet.
 
     The host makes the new key and keeps it; a second device carries the packets while the first one gets it, on a gateway those of one
-    tunnel after the other. One node of a cluster at a time, by name, and one end of a peering. It goes on by itself when this command is
-    left; asked again, it is the same change. A host that is there but does not follow, or cannot be met at the second device's port (the
-    cluster's `wireguard.port` + 1, the peering's `port` + `tunnels`), holds it up, and is named; a far gateway that is away is waited for.
+    tunnel after the other. One node of a cluster at a time, by name, and one end of a peering. A host that is there but does not follow,
+    or cannot be met at the second device's port (the cluster's `wireguard.port` + 1, the peering's `port` + `tunnels`), holds it up, and is
+    named once it has done so for five seconds; a far gateway that is away is waited for.
+
+    It goes on by itself when this command is left. Asked again while it is under way, the command shows the same change; after its end, it
+    begins another one, with another key. Whether it has ended says --status, which changes nothing.
+
+    The exit code of --status is 2 while a change is under way, and 0 when none is. --abort ends with 0 when the new key is taken back, or
+    none was to come, and with 1 when it is too late: packets go by the new key, or the change is done.
 
     ```sh
     meshmark rotate rome/worker-1
+    meshmark rotate rome/worker-1 --status
     meshmark rotate rome/worker-1 --abort
     meshmark rotate rome/gateway
     ```
     """
-    name = parse_host(host)
+    if abort and status:
+        msg = "--abort takes a change back and --status changes nothing; give one of them"
+        raise Permanent(msg)
     async with (nats or Nats()).connect() as broker:
+        (name,) = choose(await records.hosts(broker), host)
+        if status:
+            return await _tell(broker, name)
         answer = await _ask(broker, name, abort=abort)
-        if not wait:
-            words = f"{answer.next} is to take the place of {answer.key}" if answer.next else f"{answer.key} stays its public key"
-            console.print(f"{escape(str(name))}: {words}")
-            return 0
-        before: Rotation | None = None
-        async for rotation in _progress(broker, name, answer):
-            _show(name, before, rotation)
-            before = rotation
-        console.print(f"{escape(str(name))}: its public key is {answer.next or answer.key}")
+        if answer.next is None:
+            await _take_back(broker, name, answer, wait=wait)
+        elif not wait:
+            _say(name, f"{answer.next} is to take the place of {answer.key}")
+        else:
+            teller = Teller(name)
+            async for change in _progress(broker, name, answer.next):
+                teller.tell(change)
+            _say(name, f"its public key is {answer.next}")
     return 0
 
 
-def _show(host: HostId, before: Rotation | None, rotation: Rotation) -> None:
-    """Print what is news."""
-    if before is None or (before.stage, before.tunnel) != (rotation.stage, rotation.tunnel):
-        words = _TUNNEL_WORDS if rotation.peering else _WORDS
-        console.print(f"{escape(str(host))}: {words[rotation.stage].format(tunnel=names.tunnel_link(rotation.tunnel))}")
-    if before is None or before.reasons != rotation.reasons:
-        for reason in rotation.reasons:
-            note(f"waits: {reason}")
-        if rotation.waiting > len(rotation.reasons) > 0:
-            note(f"and {rotation.waiting - len(rotation.reasons)} more")
+class Teller:
+    """Says of a change that is looked at again and again what is news."""
+
+    def __init__(self, host: HostId) -> None:
+        self._host = host
+        self._step = ""
+        self._waits: tuple[str, ...] = ()
+
+    def tell(self, change: KeyChange) -> None:
+        """Print the step, and for whom it waits, where they are others than last time."""
+        if (words := step(change)) != self._step:
+            self._step, self._waits = words, ()
+            _say(self._host, words)
+        if (found := waits(change, time.time())) != self._waits:
+            self._waits = found
+            for reason in found:
+                note(f"waits: {reason}")
+
+
+def _say(host: HostId, words: str) -> None:
+    console.print(escape(f"{host}: {words}"))
 
 
 async def _ask(broker: Broker, host: HostId, *, abort: bool) -> Rotating:
     try:
         reply = await broker.request(subjects.command(host.cluster, host.name, "rotate"), codec.encode(Rotate(abort)))
     except Waiting as error:
-        msg = f"the applier of {host} does not answer; is that the host's name, and does it run?"
+        msg = f"the applier of {host} does not answer; does it run?"
         raise Waiting(msg, "an applier") from error
     return codec.decode(reply, Rotating)
 
 
-async def _progress(broker: Broker, host: HostId, answer: Rotating) -> AsyncIterator[Rotation]:
-    """How far the change is, looked at again and again until it is at its end: the new key in force, or with none nothing under way."""
+# How far it is ----------------------------------------------------------------------------------------------------------------------------
+
+
+async def _progress(broker: Broker, host: HostId, new: Key) -> AsyncIterator[KeyChange]:
+    """How far the change to a key is, looked at again and again until that is in force; Permanent when somebody takes it back."""
+    was_known = False
     while True:
-        found = await broker.last("ALLOCATION", subjects.allocation(ROTATION, host.cluster, host.name))
-        rotation = codec.decode(found.data, Rotation) if found is not None and found.data else None
-        if rotation is not None and rotation.new == answer.next:
-            yield rotation
-        if answer.next is not None and await _key(broker, host) == answer.next:
+        change = await records.key_change(broker, host)
+        key = await _key(broker, host)
+        is_known = change is not None and change.rotation.new == new
+        is_done = key is not None and key.key == new
+        if was_known and not is_done and (change is None or change.is_over or not is_known):
+            msg = f"{host}: the new key was taken back meanwhile"
+            raise Permanent(msg)
+        if change is not None and is_known:
+            yield change
+        if is_done:
             return
-        if answer.next is None and (rotation is None or not is_under_way(rotation)):
-            return
+        was_known = is_known
         await asyncio.sleep(_LOOK_S)
 
 
-async def _key(broker: Broker, host: HostId) -> Key | None:
-    """The public key of a host that is in force."""
+async def _tell(broker: Broker, host: HostId) -> int:
+    """Say whether a change is under way and for whom it waits, or which key there is since when; returns the exit code."""
+    change, key = await records.key_change(broker, host), await _key(broker, host)
+    if key is None:
+        _say(host, "its public key is not known: it has no WireGuard device, or its applier has not said it yet")
+        return 0
+    if change is None or change.is_over:
+        is_wished = key.next is not None
+        _say(
+            host,
+            "a change of its key is asked for, and the planner has not begun with it" if is_wished else "no change of its key is under way",
+        )
+    else:
+        is_wished = True
+        _say(host, f"a change of its key is under way: {step(change)}")
+        for reason in waits(change, time.time()):
+            _say(host, f"waits since {utc(change.since_s)}: {reason}")
+    _say(host, f"its public key is {key.key}{_since(change, key.key)}{f', and {key.next} is to take its place' if key.next else ''}")
+    return EXIT_DIFFERENT if is_wished else 0
+
+
+def _since(change: KeyChange | None, key: Key) -> str:
+    """Since when a host has its key, as far as its last change tells."""
+    if change is None:
+        return ", which was never changed"
+    return f" since {utc(change.since_s)}" if change.is_over and change.rotation.new == key else ""
+
+
+async def _key(broker: Broker, host: HostId) -> PublicKey | None:
+    """The public key of a host that is in force, and the one that is to follow it."""
     found = await broker.last("STATE", subjects.state("PublicKey", host.cluster, host.name))
     item = decode_topology(found.data) if found is not None and found.data else None
-    return item.key if isinstance(item, PublicKey) else None
+    return item if isinstance(item, PublicKey) else None
+
+
+# Taking it back ---------------------------------------------------------------------------------------------------------------------------
+
+
+async def _take_back(broker: Broker, host: HostId, answer: Rotating, *, wait: bool) -> None:
+    """Say what has come of it: taken back, or nothing was there to take back. Permanent where it came too late."""
+    if answer.withdrawn is None:
+        change = await records.key_change(broker, host)
+        if change is not None and change.rotation.new == answer.key:
+            raise _too_late(host, answer.key, change)
+        _say(host, "nothing to take back: no change of its key is under way")
+    elif not wait:
+        _say(host, f"{answer.withdrawn} is being taken back")
+    else:
+        change = await _ended(broker, host)
+        key = await _key(broker, host)
+        if key is not None and key.key == answer.withdrawn:
+            raise _too_late(host, answer.withdrawn, change)
+        _say(host, f"taken back: {answer.withdrawn} does not take the place of {answer.key}")
+    _say(host, f"its public key is {answer.key}")
+
+
+async def _ended(broker: Broker, host: HostId) -> KeyChange | None:
+    """What is known of a host's change of keys when none is under way any more."""
+    while True:
+        change = await records.key_change(broker, host)
+        if change is None or change.is_over:
+            return change
+        await asyncio.sleep(_LOOK_S)
+
+
+def _too_late(host: HostId, key: Key, change: KeyChange | None) -> Permanent:
+    when = f" since {utc(change.since_s)}" if change is not None and change.is_over else ""
+    msg = f"{host}: too late to take back: the change is done, and the old key is gone; its public key is {key}{when}"
+    return Permanent(msg)

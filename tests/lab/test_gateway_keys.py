@@ -100,8 +100,22 @@ async def test_a_dead_tunnel_is_waited_for(live: Live) -> None:
             await eventually(is_in_turn, "the device beside has taken the dead tunnel's place")
             await asyncio.sleep(2.0)  # the time of a verdict: nobody brings it back
             assert is_in_turn()
+            words = f"milan/gateway and rome/gateway have not shaken hands on mt.1: is UDP port {PORT + 1} let through between them?"
+
+            async def is_told() -> bool:
+                said = await live.meshmark("rotate", "rome/gateway", "--status")
+                assert said.returncode == 2
+                return f"UTC: {words}" in said.stdout
+
+            await eventually(is_told, "it is told what the change waits for")
+            table = await live.meshmark("status", "--output", "table")
+            assert f"changes its key, and waits: {words}" in table.stdout
+            late = await live.meshmark("rotate", "rome/gateway", "--abort")
+            assert (late.returncode, "packets have the next key already" in late.stderr) == (1, True)
         assert {port: seen.lost(port) for port in seen.sent if seen.lost(port)} == {}
         assert not changing.done()
     done = await changing
-    assert f"not shaken hands on mt.1: is UDP port {PORT + 1} let through" in done.stderr
     assert_changed(mesh, "rome.gateway", before, done)
+    said = await live.meshmark("rotate", "rome/gateway", "--status")
+    assert said.returncode == 0
+    assert f"its public key is {key(mesh, 'rome.gateway')} since " in said.stdout

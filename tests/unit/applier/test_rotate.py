@@ -103,9 +103,10 @@ async def test_taken_back_before_anything_came_of_it(monkeypatch: pytest.MonkeyP
         broker.write(plan(first), 1)
         broker.announce(EMPTY, plan(first), 1)
         await said(broker)
-        await asked(broker)
-        assert await asked(broker, abort=True) == Rotating(old)
+        wished = (await asked(broker)).next
+        assert await asked(broker, abort=True) == Rotating(old, withdrawn=wished)
         assert kernel.keys().all == (old,)
+        assert await asked(broker, abort=True) == Rotating(old)
 
 
 async def test_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +124,12 @@ async def test_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
         broker.write(both, 2)
         broker.announce(plan(first), both, 2)
         await report(broker, 2)
-        assert await asked(broker, abort=True) == Rotating(old)
+        assert await asked(broker, abort=True) == Rotating(old, withdrawn=answer.next)
         assert await said(broker) == (old, None)
         assert kernel.keys().withdrawn == answer.next
         broker.write(plan(first), 3)
         broker.announce(both, plan(first), 3)
         await report(broker, 3)
         assert await said(broker) == (old, None)
+        assert await asked(broker, abort=True) == Rotating(old)
     assert kernel.keys().all == (old,)

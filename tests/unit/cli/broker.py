@@ -40,8 +40,8 @@ class StubBroker:
 
     # What tests say ----------------------------------------------------------------------------------------------------------------------
 
-    def put(self, subject: str, data: bytes) -> None:
-        self.messages[subject] = Message(subject, data, sequence=len(self.messages) + 1)
+    def put(self, subject: str, data: bytes, stored_s: float = 0.0) -> None:
+        self.messages[subject] = Message(subject, data, sequence=len(self.messages) + 1, stored_s=stored_s)
 
     def admit(self, *items: Topology) -> None:
         for item in items:
