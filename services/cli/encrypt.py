@@ -15,15 +15,16 @@ from rich.markup import escape
 from schemas import codec, subjects
 from schemas.commands import EncryptionNow, PeerNow, PointNow
 from schemas.drift import PLAINTEXT, DriftEvent
-from schemas.topology import Cluster, Node, PublicKey, StrictMode, Topology
+from schemas.topology import Cluster, Gateway, Node, PublicKey, StrictMode, Topology
 from schemas.values import wire_name
 from services.cli import records
-from services.cli.hosts import HostName, choose
+from services.cli.hosts import HostName, choose, parse_host
+from services.cli.key_change import KeyChange, under_way
 from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, show_table
 from services.cli.session import Nats
 from services.planner.state import HostId
 from services.runtime.broker import Broker
-from services.runtime.errors import MeshmarkError
+from services.runtime.errors import MeshmarkError, Permanent
 
 encrypt = App(name="encrypt", help="Encryption between the nodes of a cluster.")
 
@@ -44,6 +45,7 @@ class HostEncryption(Struct, frozen=True, rename=wire_name):
 
     `leaked` are packets in clear that should have been encrypted, counted since the host's rules were last written, `leaking` those of
     them that came while the command looked, about a second (None where it looked once); `alerts` are the auditor's that are open.
+    `key_change` is the node's change of keys that is under way, None for none.
     """
 
     cluster: str
@@ -57,6 +59,7 @@ class HostEncryption(Struct, frozen=True, rename=wire_name):
     now: EncryptionNow | None = None
     alerts: tuple[DriftEvent, ...] = ()
     error: str = ""
+    key_change: KeyChange | None = None
 
     @property
     def is_fine(self) -> bool:
@@ -78,7 +81,9 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     yet; it is *off* where its cluster does not encrypt. LEAKED are packets that should have been encrypted and were seen in clear, since
     the host's rules were last written: a few may be counted as keys become known, and stay in the count. Where there are any, the command
     looks again a second later, and says how many more there are. An open alert of the auditor is said by itself; it is over ten seconds
-    after the last packet.
+    after the last packet. A change of the node's key is said, too, with what it waits for.
+
+    Gateways are not among them: their tunnels join clusters, whether nodes encrypt or not, and `meshmark status` shows them.
 
     The exit code is 2 when a host is silent, lacks a peer, has a strange one, or has an open alert.
 
@@ -91,11 +96,11 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     form = default_format(output)
     async with (nats or Nats()).connect() as broker:
         items = await records.admitted(broker)
-        nodes = {HostId(item.cluster, item.name): item for item in items if isinstance(item, Node)}
-        names = choose(nodes, host)
         alerts = [event for event in await records.open_drift(broker) if event.layer == PLAINTEXT]
-        found = await _asked(broker, [_on_paper(nodes[name], items) for name in names], alerts)
+        changes = await records.key_changes(broker)
+        found = await _asked(broker, [_on_paper(node, items) for node in _chosen(items, host)], alerts)
         found = await _asked_again(broker, found, alerts)
+    found = [replace(one, key_change=changes.get(HostId(one.cluster, one.host))) for one in found]
     if form != "table":
         emit(found[0] if host else found, form)
     elif host:
@@ -103,6 +108,16 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     else:
         show_table(("HOST", "STATE", "MODE", "PEERS", "IN TUNNELS", "LEAKED", "WHAT"), [_row(one, time.time()) for one in found])
     return 0 if all(one.is_fine for one in found) else EXIT_DIFFERENT
+
+
+def _chosen(items: Iterable[Topology], host: str | None) -> list[Node]:
+    """All nodes in order, or the one that is named; Permanent when there is no such node."""
+    hosts = {HostId(item.cluster, item.name): item for item in items if isinstance(item, Node | Gateway)}
+    if host is not None and isinstance(hosts.get(parse_host(host)), Gateway):
+        msg = f"{host} is a gateway, whose tunnels are no encryption between nodes; see: meshmark status {host}"
+        raise Permanent(msg)
+    nodes = {name: item for name, item in hosts.items() if isinstance(item, Node)}
+    return [nodes[name] for name in choose(nodes, host)]
 
 
 def _on_paper(node: Node, items: Iterable[Topology]) -> HostEncryption:
@@ -159,7 +174,14 @@ def _row(one: HostEncryption, now_s: float) -> tuple[str, ...]:
     fresh = sum(now_s - peer.handshake_s <= _FRESH_S for peer in peers)
     count = one.now.peer_count if one.now else 0
     inside, outside = (_size(sum(getattr(peer, name) for peer in peers)) for name in ("received_bytes", "sent_bytes"))
-    what = "; ".join((*_wrong(peers), *(f"alert: {event.found}" for event in one.alerts), *([one.error] if one.error else [])))
+    what = "; ".join(
+        (
+            *_wrong(peers),
+            *(f"alert: {event.found}" for event in one.alerts),
+            *([one.error] if one.error else []),
+            *_changing(one, now_s),
+        )
+    )
     return (
         f"{one.cluster}/{one.host}",
         f"[{_COLOURS[one.state]}]{one.state}[/]",
@@ -177,6 +199,8 @@ def _show_one(one: HostEncryption, now_s: float) -> None:
     for text in (one.error, *(f"alert: {event.found} ({event.count} seen)" for event in one.alerts)):
         if text:
             console.print(f"  [red]{escape(text)}[/]")
+    for text in _changing(one, now_s):
+        console.print(escape(f"  {text}"))
     if one.now is None or not one.now.device:
         return
     console.print(f"  device      {one.now.device}, UDP port {one.now.port}")
@@ -203,6 +227,11 @@ def _show_one(one: HostEncryption, now_s: float) -> None:
 def _point_row(point: PointNow) -> tuple[str, ...]:
     colour = "red" if point.state == "plaintext" and point.packets else "default"
     return (point.point, f"[{colour}]{point.state}[/]", point.traffic, str(point.packets), _size(point.bytes))
+
+
+def _changing(one: HostEncryption, now_s: float) -> list[str]:
+    """What to say of a change of keys that is under way."""
+    return [under_way(one.key_change, now_s)] if one.key_change is not None else []
 
 
 def _wrong(peers: Iterable[PeerNow]) -> list[str]:

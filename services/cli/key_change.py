@@ -61,7 +61,7 @@ def waits(change: KeyChange, now_s: float) -> tuple[str, ...]:
     return (*rotation.reasons, *([f"for {left} more"] if left > 0 else []))
 
 
-def summary(change: KeyChange, now_s: float) -> str:
+def under_way(change: KeyChange, now_s: float) -> str:
     """All of it in one line, for a change that is not over."""
     reasons = waits(change, now_s)
     return f"changes its key, and waits: {'; '.join(reasons)}" if reasons else f"changes its key: {step(change)}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Literal
 
 from cyclopts import App
@@ -20,7 +20,8 @@ from services.cli import records
 from services.cli.accept import summary
 from services.cli.drift import contest
 from services.cli.hosts import HostName, choose
-from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, note, show_table
+from services.cli.key_change import KeyChange, under_way
+from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, note, show_table, utc
 from services.cli.session import Nats
 from services.planner.state import HostId
 
@@ -34,7 +35,7 @@ class Standing(Struct, frozen=True, rename=wire_name):
 
     `wanted_units` are the digests of the published plan by unit; `report` is the host's last word. `frozen` is the token of what the
     planner holds back, on whatever host, if it does. `contested` are the differences that somebody makes again and again, so that they are
-    repaired later and later.
+    repaired later and later. `key_change` is the host's change of WireGuard keys that is under way, None for none.
     """
 
     cluster: str
@@ -46,6 +47,7 @@ class Standing(Struct, frozen=True, rename=wire_name):
     report: ApplyReport | None
     frozen: str = ""
     contested: tuple[DriftEvent, ...] = ()
+    key_change: KeyChange | None = None
 
     @property
     def is_fine(self) -> bool:
@@ -96,7 +98,7 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     A planner that holds plans back, because too much would go at once, is said to be frozen; see `meshmark accept`.
 
     A tunnel that is dead leaves the routes, and is named: the host holds its plan all the same. So is a number of the plan (mark, table,
-    priority, port) that somebody else has begun to use on the host.
+    priority, port) that somebody else has begun to use on the host, and a change of its key that is under way, with what it waits for.
 
     A difference that somebody makes again and again is *contested*, and repaired later and later: it is named, with the time of the next
     repair. `meshmark drift` shows all that are open.
@@ -114,12 +116,14 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     async with (nats or Nats()).connect() as broker:
         heads, reports, in_force = await records.heads(broker), await records.reports(broker), await records.hosts(broker)
         freeze, drift = await records.freeze(broker), await records.open_drift(broker)
+        changes = await records.key_changes(broker)
     names = choose(heads.keys() | reports.keys() | in_force, host)
     token = freeze.token if freeze.is_on else ""
     found = [
         replace(
             standing(name, reports.get(name), heads.get(name), in_force=name in in_force, frozen=token),
             contested=tuple(event for event in drift if event.state == "contested" and (event.cluster, event.host) == name),
+            key_change=changes.get(name),
         )
         for name in names
     ]
@@ -130,13 +134,13 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     if form != "table":
         emit(found[0] if host else found, form)
     elif host:
-        _show_one(found[0])
+        _show_one(found[0], time.time())
     else:
-        show_table(("HOST", "STATE", "HELD", "WANTED", "WIREGUARD", "WHAT"), [_row(one) for one in found])
+        show_table(("HOST", "STATE", "HELD", "WANTED", "WIREGUARD", "WHAT"), [_row(one, time.time()) for one in found])
     return 0 if all(one.is_fine for one in found) and not freeze.is_on else EXIT_DIFFERENT
 
 
-def _row(one: Standing) -> tuple[str, ...]:
+def _row(one: Standing, now_s: float) -> tuple[str, ...]:
     name, wanted = f"{one.cluster}/{one.host}", _number(one.wanted_generation)
     if one.report is None:
         return (name, _coloured(one.state), "-", wanted, "-", "removed" if one.state == "gone" else "no report yet")
@@ -145,15 +149,22 @@ def _row(one: Standing) -> tuple[str, ...]:
     units = "removed" if one.state == "gone" else f"{count} unit{'' if count == 1 else 's'}"
     held = _number(one.held_generation)
     what = "; ".join(
-        (errors or units, *map(contest, one.contested), *_dead(one.report.tunnels), *_shared(one.report), *_nameless(one.report.peers))
+        (
+            errors or units,
+            *map(contest, one.contested),
+            *_dead(one.report.tunnels),
+            *_shared(one.report),
+            *_nameless(one.report.peers),
+            *_changing(one, now_s),
+        )
     )
     return (name, _coloured(one.state), held, wanted, one.report.capabilities.wireguard, escape(what))
 
 
 def _dead(tunnels: TunnelHealth) -> list[str]:
     """What to say of tunnels that do not work."""
-    found = [f"tunnel {item.link} withdrawn since {_utc(item.since_s)}: {item.reason}" for item in tunnels.withdrawn]
-    return found + [f"tunnel {item.link} dead as all are since {_utc(item.since_s)}: {item.reason}" for item in tunnels.dead]
+    found = [f"tunnel {item.link} withdrawn since {utc(item.since_s)}: {item.reason}" for item in tunnels.withdrawn]
+    return found + [f"tunnel {item.link} dead as all are since {utc(item.since_s)}: {item.reason}" for item in tunnels.dead]
 
 
 def _shared(report: ApplyReport) -> list[str]:
@@ -167,7 +178,12 @@ def _nameless(peers: Peers) -> list[str]:
     return [f"waiting for the address of {name}" for name in peers.waiting_for] + more
 
 
-def _show_one(one: Standing) -> None:
+def _changing(one: Standing, now_s: float) -> list[str]:
+    """What to say of a change of keys that is under way."""
+    return [under_way(one.key_change, now_s)] if one.key_change is not None else []
+
+
+def _show_one(one: Standing, now_s: float) -> None:
     """All about one host: a line for each fact, then a table of the units."""
     console.print(f"[bold]{one.cluster}/{one.host}[/] {_coloured(one.state)}")
     console.print(f"  generation  {_number(one.held_generation)} held, {_number(one.wanted_generation)} wanted")
@@ -186,6 +202,8 @@ def _show_one(one: Standing) -> None:
         console.print(f"  others use  {_in_use(one.report.in_use)}")
         for line in (*_dead(one.report.tunnels), *_shared(one.report), *_nameless(one.report.peers)):
             console.print(escape(f"  {line}"))
+    for line in _changing(one, now_s):
+        console.print(escape(f"  {line}"))
     reported = {unit.unit: unit for unit in one.report.units} if one.report else {}
     names = sorted(reported.keys() | one.wanted_units.keys())
     if names:
@@ -218,11 +236,7 @@ def _times(timings: Timings) -> str:
     """When the turn was reported, and how long after the plan was received each step of it ended."""
     steps = {"staged": timings.staged_s, "committed": timings.committed_s, "connected": timings.connected_s, "reported": timings.reported_s}
     after = [f"{step} after {at_s - timings.received_s:.3f} s" for step, at_s in steps.items() if at_s and timings.received_s]
-    return ", ".join((f"reported at {_utc(timings.reported_s)}", *after)) if timings.reported_s else "no times"
-
-
-def _utc(at_s: float) -> str:
-    return f"{datetime.fromtimestamp(at_s, UTC).isoformat(' ', 'seconds').removesuffix('+00:00')} UTC"
+    return ", ".join((f"reported at {utc(timings.reported_s)}", *after)) if timings.reported_s else "no times"
 
 
 def _operations(count: int) -> str:

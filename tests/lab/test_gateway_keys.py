@@ -109,7 +109,7 @@ async def test_a_dead_tunnel_is_waited_for(live: Live) -> None:
 
             await eventually(is_told, "it is told what the change waits for")
             table = await live.meshmark("status", "--output", "table")
-            assert f"changes its key, and waits: {words}" in table.stdout
+            assert f"changes its key, and waits: {words}" in " ".join(table.stdout.split())
             late = await live.meshmark("rotate", "rome/gateway", "--abort")
             assert (late.returncode, "packets have the next key already" in late.stderr) == (1, True)
         assert {port: seen.lost(port) for port in seen.sent if seen.lost(port)} == {}

@@ -9,15 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from schemas import codec, subjects
+from schemas.allocation import Rotation
 from schemas.commands import EncryptionNow, PeerNow, PointNow
 from schemas.drift import AlertLayer, DriftEvent
 from schemas.values import Endpoint, Key, Name
 from services.cli import encrypt
 from services.cli.encrypt import status
 from services.cli.output import console
-from services.runtime.errors import Waiting
+from services.runtime.errors import Permanent, Waiting
 from services.runtime.messages import Message
-from tests.topologies import encrypting
+from tests.topologies import encrypting, gateway
 from tests.unit.cli.broker import StubBroker
 
 ROME = Name("rome")
@@ -188,3 +189,25 @@ async def test_a_node_without_a_key_is_asked_too(broker: StubBroker, capsys: pyt
     say(broker, NOW)
     _, found = await told(broker, capsys)
     assert (found["worker-1"]["state"], found["worker-2"]["state"]) == ("noKey", "silent")
+
+
+async def test_a_change_of_keys_is_said(rome: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what it waits for, in the table and of the node alone; it is no reason to fail."""
+    rotation = Rotation(PEER.public_key, Key("3" * 42 + "A="), "beside", 1, ("rome/worker-2 has not followed yet",))
+    rome.put(subjects.allocation("rotation", "rome", "worker-1"), codec.encode(rotation), NOW_S - 60.0)
+    for host in (None, "rome/worker-1"):
+        assert await status(host, output="table", nats=rome) == 0
+        assert "changes its key, and waits: rome/worker-2 has not followed yet" in capsys.readouterr().out
+    code, found = await told(rome, capsys)
+    assert code == 0
+    assert found["worker-1"]["keyChange"]["sinceSeconds"] == NOW_S - 60.0  # type: ignore[index]
+    assert found["worker-2"]["keyChange"] is None
+
+
+async def test_a_gateway_is_no_node(rome: StubBroker) -> None:
+    """It is said where to look instead; a host that is not there is said to be none."""
+    rome.admit(gateway("rome"))
+    with pytest.raises(Permanent, match=r"rome/gateway is a gateway.*see: meshmark status rome/gateway"):
+        await status("rome/gateway", nats=rome)
+    with pytest.raises(Permanent, match=r"no host rome/worker-9; did you mean rome/worker-"):
+        await status("rome/worker-9", nats=rome)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
 
 from schemas import codec, subjects
+from schemas.allocation import Rotation, RotationStage
 from schemas.drift import DriftEvent
 from schemas.in_use import InUse, Use
 from schemas.plan import HostPlan, digest_of
 from schemas.status import ApplyReport, Capabilities, DeadTunnel, Outcome, Peers, Timings, TunnelHealth, UnitReport
-from schemas.values import Name
+from schemas.values import Key, Name
+from services.cli import status as module
 from services.cli.status import status
 from services.planner.state import HostId
 from services.runtime.errors import Permanent
@@ -207,3 +210,49 @@ async def test_peers_are_counted_and_a_name_without_address_counts(mesh: StubBro
         assert "and 8 more names" in printed
     assert "rome/gateway waiting" in printed
     assert "peers 4: 2 shake hands, 1 of them from elsewhere than planned, 1 no more, 1 never did" in printed
+
+
+OLD, NEW = Key("1" * 42 + "A="), Key("2" * 42 + "A=")
+CHANGE = Rotation(OLD, NEW, "beside", 3, ("milan/gateway has not followed yet",), peering="Peering/rome/rome-milan")
+
+
+def change(mesh: StubBroker, rotation: Rotation | None, at_s: float = 0.0) -> None:
+    mesh.put(subjects.allocation("rotation", "rome", "gateway"), codec.encode(rotation) if rotation else b"", at_s)
+
+
+async def test_a_change_of_keys_is_shown_and_does_not_count(
+    mesh: StubBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """How far it is, and what it waits for when that lasts, in the table and on the page of the host; for programs all that is known."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: 1000.0))
+    for at_s, words in (
+        (999.0, "changes its key: a device with the new key comes beside the tunnels, at both ends"),
+        (900.0, "changes its key, and waits: milan/gateway has not followed yet; for 2 more"),
+    ):
+        change(mesh, CHANGE, at_s)
+        for host in (None, "rome/gateway"):
+            assert await status(host, output="table", nats=mesh) == 0
+            assert words in " ".join(capsys.readouterr().out.split())
+    assert await status("rome/gateway", output="json", nats=mesh) == 0
+    told = json.loads(capsys.readouterr().out)["keyChange"]
+    assert (told["rotation"]["reasons"], told["sinceSeconds"]) == (["milan/gateway has not followed yet"], 900.0)
+    assert await status("milan/gateway", output="json", nats=mesh) == 0
+    assert json.loads(capsys.readouterr().out)["keyChange"] is None
+
+
+async def test_who_waits_for_the_turn_is_told_for_whom_at_once(
+    mesh: StubBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """That is no trouble."""
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: 1000.0))
+    change(mesh, replace(CHANGE, stage="queued", waiting=1, reasons=("milan/gateway changes its key first",)), 1000.0)
+    assert await status(output="table", nats=mesh) == 0
+    assert "changes its key, and waits: milan/gateway changes its key first" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("last", ["done", None])
+async def test_a_change_of_keys_that_is_over_is_not_shown(mesh: StubBroker, capsys: pytest.CaptureFixture[str], last: RotationStage | None):
+    """Whatever is left of it."""
+    change(mesh, replace(CHANGE, stage=last) if last else None)
+    assert await status(output="table", nats=mesh) == 0
+    assert "changes its key" not in capsys.readouterr().out
