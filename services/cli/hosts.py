@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from services.planner.state import HostId
 from services.runtime.errors import Permanent
+
+_NAMED = 8
 
 HostName = Annotated[str | None, Parameter(help="CLUSTER/NAME, as its Node or Gateway is called: rome/gateway")]
 
@@ -29,9 +31,15 @@ def choose(known: Collection[HostId], text: str | None) -> list[HostId]:
         return sorted(known)
     host = parse_host(text)
     if host not in known:
-        names = [str(one) for one in sorted(known)]
-        close = difflib.get_close_matches(str(host), names, n=1)
-        words = f"did you mean {close[0]}?" if close else f"there are {', '.join(names[:8])}{', …' if len(names) > 8 else ''}"  # noqa: PLR2004
-        msg = f"no host {host}; {words if names else 'there are none yet'}"
+        msg = f"no host {host}; {near(str(host), [str(one) for one in sorted(known)])}"
         raise Permanent(msg)
     return [host]
+
+
+def near(text: str, known: Sequence[str]) -> str:
+    """What to say to somebody whose name for a thing nothing has: the name that is like it, else which there are."""
+    if not known:
+        return "there are none yet"
+    if close := difflib.get_close_matches(text, known, n=1):
+        return f"did you mean {close[0]}?"
+    return f"there are {', '.join(known[:_NAMED])}{', …' if len(known) > _NAMED else ''}"

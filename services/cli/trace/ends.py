@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
@@ -14,6 +13,7 @@ from schemas.host_objects import GeneveLink, VxlanLink, WireguardLink, Wireguard
 from schemas.topology import Gateway, Node, Pod
 from schemas.values import FAMILIES, Address
 from services.auditor.trace.trails import Way
+from services.cli.hosts import near
 from services.planner import mesh
 from services.planner.allocate import Allocations
 from services.planner.compile import compile_host
@@ -146,10 +146,8 @@ def _named(state: State, allocations: Allocations, name: str, cluster: str | Non
     if host is not None:
         own = tuple(_senders(state, allocations, host)) if isinstance(host, Node) else ()
         return End(f"{home}/{rest}", _host(host), HostId(home, host.name), (*host.addresses, *own))
-    known = [f"{of}/{each}" for of in state.clusters for each in (*state.pods[of], *state.nodes[of], *state.gateways[of])]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else "write CLUSTER/POD, CLUSTER/NODE or an address"
-    msg = f"no pod, node or address {name!r}; {hint}"
+    known = sorted(f"{of}/{each}" for of in state.clusters for each in (*state.pods[of], *state.nodes[of], *state.gateways[of]))
+    msg = f"no pod, host or address {name}; {near(name, known)}"
     raise Permanent(msg)
 
 

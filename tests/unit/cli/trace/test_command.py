@@ -172,7 +172,9 @@ async def test_a_table_has_the_same_points(mesh: StubBroker, recorded, capsys):
 @pytest.mark.parametrize(
     "options,words",
     [
-        ({"source": "rome/shob"}, "did you mean rome/shop?"),
+        ({"source": "rome/shob"}, r"did you mean rome/shop\?"),
+        ({"source": "rome/worker-9"}, "no pod, host or address rome/worker-9; did you mean rome/worker-"),
+        ({"source": "x"}, "no pod, host or address x; there are "),
         ({"destination": "rome/shop"}, "the same end"),
         ({"source": "192.0.2.1", "destination": "192.0.2.2"}, "neither 192.0.2.1 nor 192.0.2.2 is in a cluster"),
         ({"service": ["shop.example"]}, "--service: "),
