@@ -61,6 +61,11 @@ def waits(change: KeyChange, now_s: float) -> tuple[str, ...]:
     return (*rotation.reasons, *([f"for {left} more"] if left > 0 else []))
 
 
+def unheard(asked_s: float, now_s: float) -> tuple[str, ...]:
+    """What one waits for who has asked for a change of which the planner says nothing."""
+    return ("the planner has not taken it up: does it run?",) if now_s - asked_s >= _NEWS_S else ()
+
+
 def under_way(change: KeyChange, now_s: float) -> str:
     """All of it in one line, for a change that is not over."""
     reasons = waits(change, now_s)

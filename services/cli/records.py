@@ -86,6 +86,12 @@ async def reports(broker: Broker) -> dict[HostId, ApplyReport]:
     return found
 
 
+async def report(broker: Broker, host: HostId) -> ApplyReport | None:
+    """What a host said last; None for one that never said anything."""
+    found = await broker.last(_STREAMS[subjects.STATUS], subjects.status(*host))
+    return codec.decode(found.data, ApplyReport) if found is not None else None
+
+
 async def key_change(broker: Broker, host: HostId) -> KeyChange | None:
     """How far a host's last change of keys is; None for a host that never made one."""
     found = await broker.last(_STREAMS[subjects.ALLOCATION], subjects.allocation(ROTATION, *host))

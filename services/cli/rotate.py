@@ -16,7 +16,7 @@ from schemas.topology import PublicKey, decode_topology
 from schemas.values import Key
 from services.cli import records
 from services.cli.hosts import choose
-from services.cli.key_change import KeyChange, step, waits
+from services.cli.key_change import KeyChange, step, unheard, waits
 from services.cli.output import EXIT_DIFFERENT, console, note, utc
 from services.cli.session import Nats
 from services.planner.state import HostId
@@ -70,7 +70,7 @@ async def rotate(host: HostName, *, abort: Abort = False, status: Status = False
         elif not wait:
             _say(name, f"{answer.next} is to take the place of {answer.key}")
         else:
-            teller = Teller(name)
+            teller = Teller(name, time.time())
             async for change in _progress(broker, name, answer.next):
                 teller.tell(change)
             _say(name, f"its public key is {answer.next}")
@@ -78,19 +78,21 @@ async def rotate(host: HostName, *, abort: Abort = False, status: Status = False
 
 
 class Teller:
-    """Says of a change that is looked at again and again what is news."""
+    """Says of a change that was asked for at `asked_s` (Unix time), and is looked at again and again, what is news."""
 
-    def __init__(self, host: HostId) -> None:
+    def __init__(self, host: HostId, asked_s: float) -> None:
         self._host = host
+        self._asked_s = asked_s
         self._step = ""
         self._waits: tuple[str, ...] = ()
 
-    def tell(self, change: KeyChange) -> None:
-        """Print the step, and for whom it waits, where they are others than last time."""
-        if (words := step(change)) != self._step:
+    def tell(self, change: KeyChange | None) -> None:
+        """Print the step, and for whom it waits, where they are others than last time; None is a change that the planner does not know."""
+        if change is not None and (words := step(change)) != self._step:
             self._step, self._waits = words, ()
             _say(self._host, words)
-        if (found := waits(change, time.time())) != self._waits:
+        found = waits(change, time.time()) if change is not None else unheard(self._asked_s, time.time())
+        if found != self._waits:
             self._waits = found
             for reason in found:
                 note(f"waits: {reason}")
@@ -112,19 +114,22 @@ async def _ask(broker: Broker, host: HostId, *, abort: bool) -> Rotating:
 # How far it is ----------------------------------------------------------------------------------------------------------------------------
 
 
-async def _progress(broker: Broker, host: HostId, new: Key) -> AsyncIterator[KeyChange]:
-    """How far the change to a key is, looked at again and again until that is in force; Permanent when somebody takes it back."""
+async def _progress(broker: Broker, host: HostId, new: Key) -> AsyncIterator[KeyChange | None]:
+    """How far the change to a key is, looked at again and again until that is in force; Permanent when somebody takes it back.
+
+    None while the planner does not know it.
+    """
     was_known = False
     while True:
         change = await records.key_change(broker, host)
         key = await _key(broker, host)
-        is_known = change is not None and change.rotation.new == new
         is_done = key is not None and key.key == new
-        if was_known and not is_done and (change is None or change.is_over or not is_known):
+        # One that is over although the key has not changed is an earlier one to the same key, which was taken back.
+        is_known = change is not None and change.rotation.new == new and (is_done or not change.is_over)
+        if was_known and not is_known and not is_done:
             msg = f"{host}: the new key was taken back meanwhile"
             raise Permanent(msg)
-        if change is not None and is_known:
-            yield change
+        yield change if is_known else None
         if is_done:
             return
         was_known = is_known
@@ -137,17 +142,18 @@ async def _tell(broker: Broker, host: HostId) -> int:
     if key is None:
         _say(host, "its public key is not known: it has no WireGuard device, or its applier has not said it yet")
         return 0
-    if change is None or change.is_over:
-        is_wished = key.next is not None
-        _say(
-            host,
-            "a change of its key is asked for, and the planner has not begun with it" if is_wished else "no change of its key is under way",
-        )
-    else:
-        is_wished = True
+    is_wished = True
+    if change is not None and not change.is_over:
         _say(host, f"a change of its key is under way: {step(change)}")
         for reason in waits(change, time.time()):
             _say(host, f"waits since {utc(change.since_s)}: {reason}")
+    elif key.next is not None:
+        _say(host, "a change of its key is asked for, and the planner has not begun with it")
+    elif await _has_another(broker, host, key.key):
+        _say(host, "its applier has a second key, that comes or goes, and the planner or the applier has not followed yet: do both run?")
+    else:
+        is_wished = False
+        _say(host, "no change of its key is under way")
     _say(host, f"its public key is {key.key}{_since(change, key.key)}{f', and {key.next} is to take its place' if key.next else ''}")
     return EXIT_DIFFERENT if is_wished else 0
 
@@ -157,6 +163,12 @@ def _since(change: KeyChange | None, key: Key) -> str:
     if change is None:
         return ", which was never changed"
     return f" since {utc(change.since_s)}" if change.is_over and change.rotation.new == key else ""
+
+
+async def _has_another(broker: Broker, host: HostId, key: Key) -> bool:
+    """Whether a host's last report tells of another key than this one."""
+    report = await records.report(broker, host)
+    return report is not None and any(other != key for other in report.keys)
 
 
 async def _key(broker: Broker, host: HostId) -> PublicKey | None:

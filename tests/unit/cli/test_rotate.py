@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from schemas import codec, subjects
 from schemas.allocation import Rotation
 from schemas.commands import Rotating
+from schemas.status import ApplyReport
 from schemas.topology import PublicKey
 from schemas.values import Key, Name
 from services.cli import rotate as module
@@ -139,6 +140,27 @@ async def test_what_somebody_else_takes_back_is_not_waited_for(broker: StubBroke
         await rotate("rome/worker-1", nats=broker)
 
 
+async def test_a_planner_that_says_nothing_is_told(
+    broker: StubBroker, story: list[Rotation], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """After some seconds: nothing would ever be shown."""
+    times = iter([NOW_S, NOW_S + 1.0, *[NOW_S + 6.0] * 9])
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: next(times)))
+    broker.answers[COMMAND] = codec.encode(Rotating(OLD, NEW))
+    story += [NOBODY, NOBODY, Rotation(OLD, NEW, "beside")]
+    assert await rotate("rome/worker-1", nats=broker) == 0
+    assert capsys.readouterr().err.splitlines() == ["waits: the planner has not taken it up: does it run?"]
+
+
+async def test_a_key_that_was_taken_back_once_comes_again(broker: StubBroker, story: list[Rotation], capsys: pytest.CaptureFixture[str]):
+    """What is left of the first time is neither the end of the second one nor its taking back."""
+    broker.answers[COMMAND] = codec.encode(Rotating(OLD, NEW))
+    over = Rotation(OLD, NEW, "done", retired=(THIRD,))
+    say(broker, over)
+    story += [over, Rotation(OLD, NEW, "beside")]
+    assert await shown(broker, capsys) == (0, ["a second device with the new key comes on all nodes", f"its public key is {NEW}"])
+
+
 # Taking it back ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +234,16 @@ async def test_status_where_the_planner_has_not_begun(broker: StubBroker, capsys
             f"its public key is {OLD}, which was never changed, and {NEW} is to take its place",
         ],
     )
+
+
+@pytest.mark.parametrize("keys, words", [((OLD,), "no change of its key is under way"), ((OLD, NEW), "its applier has a second key")])
+async def test_status_knows_what_the_host_says_it_has(
+    broker: StubBroker, capsys: pytest.CaptureFixture[str], keys: tuple[Key, ...], words: str
+):
+    """A key that was just asked for, or a planner that does not run, is no end of a change."""
+    broker.report(ApplyReport(Name("rome"), Name("worker-1"), 1, 1, (), keys=keys))
+    code, lines = await shown(broker, capsys, status=True)
+    assert (code, lines[0].startswith(words)) == (2 * (len(keys) - 1), True)
 
 
 async def test_status_without_a_change(broker: StubBroker, capsys: pytest.CaptureFixture[str]):
