@@ -20,7 +20,8 @@ class Repair(Struct, frozen=True):
 class Rotate(Struct, frozen=True):
     """Verb ``rotate``: make the key that is to follow the host's own, and publish it; with `abort`, take it back.
 
-    Asked again, it is the same key. Refused by a host that encrypts nothing, and, with `abort`, by one whose traffic has moved already.
+    Asked again before that is in force, it is the same key. Refused by a host that encrypts nothing, and, with `abort`, by one whose
+    traffic has moved already.
     """
 
     abort: bool = False
