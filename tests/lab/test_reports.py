@@ -44,7 +44,7 @@ while time.monotonic() < end:
 nft.cmd("delete table ip other")
 print(count)
 """
-CHURN_S = 4.0
+CHURN_S, SHARE_S = 12.0, 2.0
 CHURN_LEAST_S = 100
 """Transactions a second that are churn on a busy machine."""
 SHARE_MAX = 0.35
@@ -123,7 +123,7 @@ async def test_others_who_change_their_tables_all_the_time_cost_little(mesh, liv
     before = mesh.own_state(host)
     with churning(host) as process:
         used, since_s = {name: processor_s(pid) for name, pid in services.items()}, time.monotonic()
-        await asyncio.sleep(CHURN_S / 2)
+        await asyncio.sleep(SHARE_S)
         shares = {name: (processor_s(pid) - used[name]) / (time.monotonic() - since_s) for name, pid in services.items()}
         mesh.run(host, "ip", "rule", "delete", "pref", "900")
         await eventually(lambda: mesh.own_state(host) == before, "the rule is there again")

@@ -83,8 +83,9 @@ async def test_what_is_changed_by_hand_is_told_and_put_back(mesh, live, eventual
     item = routes(rules=[{"to": "10.9.0.0/16"}], routes=[to("10.9.0.0/16", "eth0", source="172.18.0.10")], hosts={"names": ["gateway"]})
     await live.publish(item)
     before, told = mesh.own_state(GATEWAY), len(live.board.drift)
-    mesh.run(GATEWAY, "ip", "route", "replace", "10.9.0.0/16", "dev", "eth0", "table", TABLE, "proto", "77")
-    mesh.run(GATEWAY, "ip", "rule", "del", "to", "10.9.0.0/16", "lookup", TABLE)
+    # Both in one moment: the repair of the first that is seen reads, and mends, all.
+    rule, route = f"ip rule del to 10.9.0.0/16 lookup {TABLE}", f"ip route replace 10.9.0.0/16 dev eth0 table {TABLE} proto 77"
+    mesh.run(GATEWAY, "sh", "-ec", f"{rule}; {route}")
 
     def states() -> set[tuple[str, str]]:
         return {(event.key, event.state) for event in live.board.drift[told:]}
