@@ -145,7 +145,7 @@ async def goes_inside(site: Site, mode: Mode, asked: Path, family: Family) -> No
         assert wire.encrypted(uplink, outgoing=False) > 2
         assert wire.in_clear(uplink, site.cluster()) == []
         if mode.nodes:
-            assert [packet for packet in uplink if not (wire.is_wireguard(packet) or wire.is_of_the_link(packet))] == []
+            assert wire.strangers(uplink) == []
     assert [count for name in wire.NODES for count in wire.counted(site, name).values() if count] == []
 
 
@@ -202,7 +202,7 @@ async def test_a_packet_of_the_mtu_passes_and_one_byte_more_does_not(turned: Mad
         with pytest.raises(TimeoutError):
             await received(there, 0.2)
     for uplink in seen.uplinks:
-        assert [packet for packet in uplink if not (wire.is_wireguard(packet) or wire.is_of_the_link(packet))] == []
+        assert wire.strangers(uplink) == []
         assert max(len(packet.body) for packet in uplink) <= MTU - (20 if site.underlay == IPV4 else 40)
 
 

@@ -149,6 +149,15 @@ def is_of_the_link(packet: Packet) -> bool:
     return packet.protocol == socket.IPPROTO_ICMPV6 and (packet.body[0] in _NEIGHBOURS or packet.body[0] in _REPORTS)
 
 
+def strangers(packets: list[Packet]) -> list[str]:
+    """What is neither WireGuard's nor the link's own, in words that tell all of it: a test's report cuts long values."""
+    return [
+        f"{packet.source} {packet.source_port} → {packet.destination} {packet.destination_port}, {packet.protocol}: {packet.body.hex()}"
+        for packet in packets
+        if not (is_wireguard(packet) or is_of_the_link(packet))
+    ]
+
+
 def in_clear(packets: list[Packet], cluster: Cluster) -> list[Packet]:
     """What an uplink should not show: packets of or for pods and overlay addresses, and an overlay's outer ones."""
     inner = (*cluster.pod_prefixes, *cluster.internal_prefixes)

@@ -64,10 +64,10 @@ def sent(joined: Turnovers[LinuxHost]) -> dict[str, int]:
     return {words[0]: int(words[3]) for words in map(str.split, lines)}
 
 
-async def all_carry(joined: Turnovers[LinuxHost]) -> None:
-    """Until something more has gone through each tunnel."""
+async def they_carry(joined: Turnovers[LinuxHost]) -> None:
+    """Until something more has gone through the only tunnel, or through two: flows are spread by chance, and one may be met by none."""
     before = sent(joined)
-    await until(lambda: all(count > before[link] + 1000 for link, count in sent(joined).items()), lambda: None)
+    await until(lambda: sum(count > before[link] + 1000 for link, count in sent(joined).items()) >= min(2, len(before)), lambda: None)
 
 
 @pytest.mark.parametrize("joined", [1, 3], indirect=True, ids=["one tunnel", "three tunnels"])
@@ -75,9 +75,9 @@ async def all_carry(joined: Turnovers[LinuxHost]) -> None:
 async def test_no_packet_is_lost(joined: Turnovers[LinuxHost], turning: HostId) -> None:
     """Both clusters talk in both directions and families, through all tunnels, before and after."""
     async with talking(streams(joined)) as talks:
-        await all_carry(joined)
+        await they_carry(joined)
         await turn_over(joined, turning, stages(joined))
-        await all_carry(joined)
+        await they_carry(joined)
     assert_none_lost(talks)
 
 
