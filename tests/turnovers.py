@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Generic, Protocol, TypeVar
 
+import pytest
 from msgspec.structs import replace
 
 from schemas.host_objects import WireguardLink
@@ -19,7 +20,7 @@ from services.applier.greetings import greetings
 from services.kernel.port import Kernel
 from services.planner.core import Core, Said
 from services.planner.state import HostId
-from tests.meshes import Served
+from tests.meshes import InMemory, Served
 from tests.topologies import said
 
 T = TypeVar("T")
@@ -146,3 +147,51 @@ def _devices(plan: HostPlan) -> list[WireguardLink]:
 
 def _names(plan: HostPlan) -> set[str]:
     return {link.name for link in _devices(plan)}
+
+
+class Clock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Greeting(Turnovers[InMemory]):
+    """Hosts in memory; `shake_hands` of a subclass says who does so now."""
+
+    def __init__(self, make: Callable[[HostId], InMemory]) -> None:
+        self.clock = Clock()
+        super().__init__(make, self.clock)
+
+    def shake_hands(self) -> None:
+        raise NotImplementedError
+
+    def greet(self, here: HostId, there: HostId, link: str) -> None:
+        """One end shakes hands with the other by a link, where each holds the other's key."""
+        near, far = self.hosts[here].kernel, self.hosts[there].kernel
+        ours, theirs = near.objects.get(f"link {link}"), far.objects.get(f"link {link}")
+        if isinstance(ours, WireguardLink) and isinstance(theirs, WireguardLink):
+            sends, takes = f"peer {link} {theirs.public_key}", f"peer {link} {ours.public_key}"
+            if sends in near.objects and takes in far.objects:
+                near.handshakes_s[sends] = self.clock()
+
+    def step(self) -> bool:
+        """One round: what is planned is made, then hands are shaken, then all report."""
+        was_new = self.plan()
+        self.follow()
+        self.shake_hands()
+        self.follow(())
+        self.tell(self.hosts)
+        return was_new
+
+    def settle(self, rounds: int = 60) -> None:
+        """Until nothing is planned any more, whatever is reported."""
+        quiet = 0
+        for _ in range(rounds):
+            quiet = 0 if self.step() else quiet + 1
+            if quiet == 3:
+                return
+        pytest.fail("it does not end")

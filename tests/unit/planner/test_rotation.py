@@ -21,7 +21,7 @@ from services.planner.state import HostId
 from services.runtime.errors import Permanent
 from tests.meshes import InMemory
 from tests.topologies import cluster, encrypting, node, said, settled_plans
-from tests.turnovers import Turnovers
+from tests.turnovers import Greeting
 
 HOSTS = [HostId("rome", f"worker-{number}") for number in (1, 2, 3)]
 FIRST, TURNING, THIRD = HOSTS
@@ -29,22 +29,11 @@ PRIVATE = {host: bytes([number]) * 32 for number, host in enumerate(HOSTS, 1)}
 STAGES = ["beside", "moved", "rekeyed", "back", "leaving", "done"]
 
 
-class Clock:
-    """Time that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class Small(Turnovers[InMemory]):
+class Small(Greeting):
     """Three nodes in memory that encrypt; peers of which both ends hold each other's key shake hands at once, unless they are `deaf`."""
 
     def __init__(self, **changes: object) -> None:
-        self.clock = Clock()
-        super().__init__(lambda host: InMemory(PRIVATE[host]), self.clock)
+        super().__init__(lambda host: InMemory(PRIVATE[host]))
         self.deaf: set[HostId] = set()
         self.closed: set[tuple[HostId, str]] = set()
         """Hosts that cannot be met on a link."""
@@ -56,33 +45,7 @@ class Small(Turnovers[InMemory]):
         """All peers that can do so now."""
         for here, there, link in itertools.product(self.hosts, self.hosts, ("me.0", "me.1")):
             if here != there and not {here, there} & self.deaf and not {(here, link), (there, link)} & self.closed:
-                self._greet(here, there, link)
-
-    def _greet(self, here: HostId, there: HostId, link: str) -> None:
-        near, far = self.hosts[here].kernel, self.hosts[there].kernel
-        ours, theirs = near.objects.get(f"link {link}"), far.objects.get(f"link {link}")
-        if isinstance(ours, WireguardLink) and isinstance(theirs, WireguardLink):
-            sends, takes = f"peer {link} {theirs.public_key}", f"peer {link} {ours.public_key}"
-            if sends in near.objects and takes in far.objects:
-                near.handshakes_s[sends] = self.clock()
-
-    def step(self) -> bool:
-        """One round: what is planned is made, then hands are shaken, then all report."""
-        was_new = self.plan()
-        self.follow()
-        self.shake_hands()
-        self.follow(())
-        self.tell(self.hosts)
-        return was_new
-
-    def settle(self, rounds: int = 40) -> None:
-        """Until nothing is planned any more, whatever is reported."""
-        quiet = 0
-        for _ in range(rounds):
-            quiet = 0 if self.step() else quiet + 1
-            if quiet == 3:
-                return
-        pytest.fail("it does not end")
+                self.greet(here, there, link)
 
     def assert_nobody_is_lost(self) -> None:
         """Whoever is there and leads packets to another one does it by a device on which both know each other, with what is sent."""

@@ -23,7 +23,7 @@ from services.runtime.errors import Permanent
 from tests.firewalls import match, one_chain, rule
 from tests.meshes import InMemory
 from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, dual_stack, peering, two_clusters
-from tests.turnovers import Turnovers
+from tests.turnovers import Greeting
 
 ENDS = (ROME_GATEWAY, MILAN_GATEWAY)
 PRIVATE = {ROME_GATEWAY: b"\1" * 32, MILAN_GATEWAY: b"\2" * 32}
@@ -32,22 +32,11 @@ TURNING = pytest.mark.parametrize("turning", ENDS, ids=str)
 BESIDE = "mt.beside"
 
 
-class Clock:
-    """Time that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class Joined(Turnovers[InMemory]):
+class Joined(Greeting):
     """Two clusters in memory, joined by tunnels; ends that hold each other's key shake hands at once, unless they are `deaf`."""
 
     def __init__(self, tunnels: int = 3, items: list[Topology] | None = None) -> None:
-        self.clock = Clock()
-        super().__init__(lambda host: InMemory(PRIVATE.get(host, bytes([3]) * 32)), self.clock)
+        super().__init__(lambda host: InMemory(PRIVATE.get(host, bytes([3]) * 32)))
         self.deaf = False
         self.closed: set[str] = set()
         """Links that no handshake gets through."""
@@ -60,30 +49,7 @@ class Joined(Turnovers[InMemory]):
         """All tunnels that can do so now."""
         for here, there in itertools.permutations(ENDS):
             for name in devices(self.plans[here]).keys() - self.closed if not self.deaf else ():
-                near, far = self.hosts[here].kernel, self.hosts[there].kernel
-                ours, theirs = near.objects.get(f"link {name}"), far.objects.get(f"link {name}")
-                if isinstance(ours, WireguardLink) and isinstance(theirs, WireguardLink):
-                    sends, takes = f"peer {name} {theirs.public_key}", f"peer {name} {ours.public_key}"
-                    if sends in near.objects and takes in far.objects:
-                        near.handshakes_s[sends] = self.clock()
-
-    def step(self) -> bool:
-        """One round: what is planned is made, then hands are shaken, then both report."""
-        was_new = self.plan()
-        self.follow()
-        self.shake_hands()
-        self.follow(())
-        self.tell(self.hosts)
-        return was_new
-
-    def settle(self, rounds: int = 60) -> None:
-        """Until nothing is planned any more, whatever is reported."""
-        quiet = 0
-        for _ in range(rounds):
-            quiet = 0 if self.step() else quiet + 1
-            if quiet == 3:
-                return
-        pytest.fail("it does not end")
+                self.greet(here, there, name)
 
     def until(self, turning: HostId, stage: str, tunnel: int = 0) -> None:
         """Steps until this step is planned, and nobody has followed yet."""
