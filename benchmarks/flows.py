@@ -127,7 +127,7 @@ class Places:
 
 
 def _packets(link: str) -> socket.socket:
-    opened = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL))
+    opened = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)  # with a protocol it would hear all links until it is bound to one
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
     opened.bind((link, _ETH_P_ALL))
     opened.setblocking(False)  # noqa: FBT003 - positional in the standard library

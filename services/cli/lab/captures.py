@@ -49,7 +49,7 @@ def capture(namespace: str, interface: str) -> Iterator[list[Packet]]:
 
 
 def _packet_socket(interface: str) -> socket.socket:
-    opened = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL))
+    opened = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)  # with a protocol it would hear all links until it is bound to one
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
     opened.bind((interface, _ETH_P_ALL))
     opened.settimeout(_POLL_S)

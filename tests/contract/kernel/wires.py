@@ -35,7 +35,7 @@ class Wires:
 
     @staticmethod
     def _opened(name: str) -> socket.socket:
-        opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
+        opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)  # with a protocol it would hear all links until it is bound to one
         opened.bind((name, 0x0800))
         opened.settimeout(2)
         return opened
