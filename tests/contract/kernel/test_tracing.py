@@ -83,12 +83,12 @@ def test_nothing_is_left_of_who_is_gone(host: LinuxMachine) -> None:
 def test_nothing_is_left_once_the_time_is_over(host: LinuxMachine) -> None:
     """The table is there as long as a flow is traced, and what a flow that ended had in it is not."""
     host.kernel.trace(replace(WISH, seconds=1))
-    host.kernel.trace(replace(OTHER, seconds=2))
+    host.kernel.trace(replace(OTHER, seconds=5))  # a listing takes a second where this kernel is emulated
     seen: list[tuple[bool, bool]] = []
     end = time.monotonic() + 20
     while (left_s := host.kernel.forget_traced()) is not None:
         assert time.monotonic() < end
-        assert left_s <= 2
+        assert left_s <= 5
         listed = host.run(f"nft list table inet {TRACE_TABLE}")
         seen.append(("@flows_1" in listed, "@flows_2" in listed))
         time.sleep(0.02)

@@ -49,4 +49,3 @@ def test_what_passes_another_link_is_in_no_capture(namespace: str) -> None:
             pass
         found += [packet for packet in packets if WORDS in packet.body]
     assert found == []
-
