@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import secrets
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -19,6 +20,10 @@ import pytest
 
 from schemas.topology import EgressPolicy
 from schemas.values import FAMILIES, IPV4, IPV6, Address, Family, Name
+from services.cli.lab import namespaces
+from services.cli.lab.layout import PREFIX
+from services.planner import mesh as planned
+from services.planner import names
 from tests.captures import Packet
 from tests.encryption import wire
 from tests.encryption.conftest import Made
@@ -35,6 +40,8 @@ PROBE = 3  # IP_PMTUDISC_PROBE, IPV6_PMTUDISC_PROBE: never in pieces, whatever w
 OPTIONS = {IPV4: (socket.IPPROTO_IP, 10, 11), IPV6: (socket.IPPROTO_IPV6, 23, 25)}
 """The level, MTU_DISCOVER and RECVERR of linux/in.h and linux/in6.h."""
 IPV6_DONTFRAG = 62
+LLDP = b"\x88\xcc"
+SHORT_S = 10.0
 HEADERS_BYTES = {IPV4: 28, IPV6: 48}
 TOO_BIG = {IPV4: (2, 3, 4), IPV6: (3, 2, 0)}
 """Origin, type and code of what says so: SO_EE_ORIGIN_ICMP and _ICMP6 of linux/errqueue.h, RFC 792 and RFC 4443."""
@@ -204,6 +211,32 @@ async def test_a_packet_of_the_mtu_passes_and_one_byte_more_does_not(turned: Mad
     for uplink in seen.uplinks:
         assert wire.strangers(uplink) == []
         assert max(len(packet.body) for packet in uplink) <= MTU - (20 if site.underlay == IPV4 else 40)
+
+
+@pytest.mark.parametrize("mode", [Mode("vxlan"), Mode("geneve"), Mode("vxlan", nodes=True)], ids=str)
+async def test_a_frame_that_is_no_ip_is_encrypted_too(turned: Made, mode: Mode) -> None:
+    """Rules see none of what some daemon says by an overlay's link about the host, and its outer packet is encrypted like any."""
+    site, words = turned(mode), secrets.token_bytes(24)
+    await wire.talk("rome.worker-1", "rome.pod.stock", site.pod("stock", IPV4), IPV4)
+    link = names.mesh_link_to("worker-2") if mode.way == "geneve" else names.mesh_link(site.underlay)
+    with wire.watched() as seen, sender_of_frames("rome.worker-1", link) as here:
+        far = bytes.fromhex(planned.mac(site.chosen.numbers["rome", "worker-2"]).replace(":", ""))
+        here.send(far + here.getsockname()[4] + LLDP + words)
+        await wire.eventually(lambda: wire.says(seen.devices[1], words, outgoing=False), SHORT_S)
+    assert wire.in_clear(seen.uplinks[0], site.cluster()) == []
+
+
+@contextlib.contextmanager
+def sender_of_frames(place: str, link: str) -> Iterator[socket.socket]:
+    """A socket that sends frames by a link, past all rules."""
+
+    def make() -> socket.socket:
+        made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+        made.bind((link, 0))
+        return made
+
+    with namespaces.inside(f"{PREFIX}{place}", make) as made:
+        yield made
 
 
 @contextlib.contextmanager

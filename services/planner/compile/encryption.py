@@ -247,7 +247,7 @@ def _chains(cluster: Cluster, node: Node, number: int, table: str, *, overlay: b
     yield NftChain(table, "arrivals", tuple(_arrivals(cluster, node, overlay=overlay)), "filter", "prerouting", layout.PRIORITY_MANGLE)
     if steer := (*_steer_pods(cluster), *_steer_to_nodes(cluster, node)):
         yield NftChain(table, "steer", steer, "filter", "prerouting", layout.PRIORITY_AFTER_DSTNAT)
-    if cluster.wireguard.nodes:
+    if speaks_of_nodes(cluster, overlay=overlay):
         yield NftChain(table, "steer_own", _steer_own(cluster, node), "route", "output", layout.PRIORITY_AFTER_DSTNAT)
     inside = (DEVICES,) if cluster.routing == "native" else (OVERLAY,)
     clamp = (Match("oifname", inside), Match("tcp flags & (syn | rst)", ("syn",)), ClampMss())
@@ -297,13 +297,18 @@ def _steer_to_nodes(cluster: Cluster, node: Node) -> Iterator[Rule]:
 
 
 def _steer_own(cluster: Cluster, node: Node) -> tuple[Rule, ...]:
-    families = mesh.underlay_families(node)
+    """What the node itself sends to nodes, be it outer packets of an overlay only.
+
+    These have the mark of what is inside, but where that is no IP packet: rules do not see what a daemon says about the host on its links.
+    """
+    families, nodes = mesh.underlay_families(node), cluster.wireguard.nodes
     there = [Match(WORDS[family].destination, (f"@encnodes{WORDS[family].suffix}",)) for family in families]
+    what = () if nodes else (Match("udp dport", (overlay_port(cluster),)),)
     return (
         *control.passes_both(cluster, arriving=False),
         (wears(cluster, cluster.marks.encrypted), Verdict("return")),
-        *((NEIGHBOURS,) if IPV6 in families else ()),
-        *((match, SetMark(cluster.marks.encrypt, cluster.marks.mask)) for match in there),
+        *((NEIGHBOURS,) if nodes and IPV6 in families else ()),
+        *((*what, match, SetMark(cluster.marks.encrypt, cluster.marks.mask)) for match in there),
     )
 
 

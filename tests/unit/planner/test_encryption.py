@@ -329,6 +329,15 @@ def test_wireguards_own_packets_are_led_nowhere() -> None:
     assert own.index("meta mark & 0xfff == 0xe00 return") < own.index("ip daddr @encnodes meta mark set meta mark & 0xfffff000 | 0x4d2")
 
 
+def test_outer_packets_are_led_into_the_device_by_where_they_go() -> None:
+    """Their mark is that of what is inside, which has none where it is no IP packet."""
+    assert [line for line in chains(routing="overlay")["steer_own"] if "daddr" in line] == [
+        f"udp dport 4789 {word} daddr @encnodes{suffix} meta mark set meta mark & 0xfffff000 | 0x4d2"
+        for word, suffix in (("ip", ""), ("ip6", "6"))
+    ]
+    assert "steer_own" not in chains()
+
+
 def test_neighbours_and_the_broker_are_spoken_to_in_clear() -> None:
     """What nodes send is encrypted but for that: without either of them, nothing would come up again."""
     own = chains(wireguard=NODES, control=(Prefix("192.0.2.7/32"),))["steer_own"]
