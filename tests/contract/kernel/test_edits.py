@@ -23,6 +23,7 @@ from services.kernel.transaction import Change, ListedChain, Marker, changes
 from tests.contract.kernel.engine_pair import Pair, Side
 from tests.contract.kernel.gateway_plan import gateway_plan
 from tests.contract.kernel.test_nfnetlink import meanwhile
+from tests.emulated import examples
 from tests.nft_objects import nft_plans
 
 pytestmark = pytest.mark.privileged
@@ -244,7 +245,7 @@ PLANS = st.builds(
     st.sampled_from(["accept", "accept", "accept", "drop"]),
     st.sampled_from([False, False, False, True]),
 )
-BY_CHANCE = settings(max_examples=40, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+BY_CHANCE = settings(max_examples=examples(40), deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")

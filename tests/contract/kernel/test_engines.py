@@ -15,6 +15,7 @@ from tests.contract.kernel.engine_pair import Pair
 from tests.contract.kernel.firewall_host import seed
 from tests.contract.kernel.gateway_plan import gateway_plan
 from tests.contract.kernel.test_batches import BASE, STEPS
+from tests.emulated import examples
 from tests.firewalls import compiled, configurations
 from tests.nft_objects import nft_plans
 from tests.topologies import settled_plans, two_clusters
@@ -72,7 +73,7 @@ def test_the_seeds_rules(pair: Pair) -> None:
 
 
 BY_CHANCE = settings(
-    max_examples=30,
+    max_examples=examples(30),
     deadline=None,
     phases=[Phase.generate],  # what fails is told as it was found: to make it smaller in two kernels takes minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

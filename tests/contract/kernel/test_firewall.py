@@ -21,6 +21,7 @@ from services.kernel.nft.text import table_text
 from services.kernel.transaction import changes
 from services.runtime.errors import Permanent
 from tests.contract.kernel.firewall_host import TABLE, Host, seed
+from tests.emulated import examples
 from tests.firewalls import compiled, configuration, configurations, match, one_chain, rule
 
 pytestmark = pytest.mark.privileged
@@ -63,7 +64,7 @@ def test_the_seeds_rules_load_and_list_as_the_seed_shows_them(host: Host) -> Non
     assert host.differences() == []
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(items=st.lists(configurations(), min_size=1, max_size=3))
 def test_any_valid_configuration_loads_and_lists_as_its_reference(shared: Host, items: list[FirewallConfiguration]) -> None:
     """From nothing, and each as a difference from the one before; published again it is no change, and deleted it leaves nothing."""

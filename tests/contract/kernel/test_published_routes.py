@@ -18,6 +18,7 @@ from services.cli.render import plan_text
 from services.kernel.transaction import repairs
 from services.planner.compile.facts import Facts
 from tests.contract.kernel.machines import FakeMachine, LinuxMachine, Machine, converge, differences
+from tests.emulated import examples
 from tests.routes import compiled, configurations, routes, to
 
 LINKS = ["d0", "d1"]
@@ -55,7 +56,7 @@ def hold(machine: Machine, wanted: dict[str, PlanObject]) -> None:
         machine.kernel.write(change)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(items=st.lists(configurations(LINKS, SOURCES), min_size=1, max_size=3))
 def test_any_valid_configuration_loads_and_lists_as_its_reference(shared: Machine, items: list[RouteConfiguration]) -> None:
     """From nothing, and each as a difference from the one before; deleted it leaves nothing."""
@@ -73,7 +74,7 @@ def test_any_valid_configuration_loads_and_lists_as_its_reference(shared: Machin
 
 @pytest.mark.privileged
 @pytest.mark.parametrize("shared", ["linux"], indirect=True)
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(item=configurations(LINKS, SOURCES))
 def test_what_is_printed_makes_the_same_in_a_kernel(shared: LinuxMachine, item: RouteConfiguration) -> None:
     """The lines of ``meshmark plan``, given to ``ip``, make exactly what the plan says."""

@@ -21,6 +21,7 @@ from services.kernel.nftread.words import rule_text
 from services.kernel.transaction import ListedChain, changes, repairs
 from services.runtime.errors import MeshmarkError
 from tests.contract.kernel.engine_pair import Side
+from tests.emulated import examples
 from tests.nft_objects import TABLE, nft_plans
 
 pytestmark = pytest.mark.privileged
@@ -117,7 +118,7 @@ def tamperings(draw: st.DrawFn, plan: dict[str, PlanObject]) -> str:
 
 
 @settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     phases=[Phase.generate],  # what fails is told as it was found: to make it smaller in a kernel takes minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

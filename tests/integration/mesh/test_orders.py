@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 
 from services.planner.core import Said
 from services.planner.state import HostId
+from tests.emulated import examples
 from tests.histories import ANY_KEY, EVENTS, LAST_WORDS, PRIVATE_KEYS, orders
 from tests.hosts import LinuxHost
 from tests.meshes import Mesh
-from tests.real_kernel.report import RESULTS_VARIABLE
 
 pytestmark = [pytest.mark.privileged, pytest.mark.timeout(480)]
 
-ORDERS = 2 if RESULTS_VARIABLE in os.environ else 20
-"""An emulated machine needs twenty times as long for each."""
 Lines = Counter[str]
 """What some kernels list, each line with its host; counted, for a rule may be there twice."""
 
@@ -107,7 +105,7 @@ def test_what_is_expected_is_a_whole_mesh(machines: Machines) -> None:
 
 
 # Of a failure no simpler form is looked for: with a second for each order that would take minutes.
-@settings(max_examples=ORDERS, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=examples(20), derandomize=True, phases=[Phase.generate])
 @given(order=orders(rests=st.booleans()))
 @pytest.mark.any_kernel
 def test_any_order_leads_to_the_same_kernels(machines: Machines, order: list[tuple[Said, bool]]) -> None:
