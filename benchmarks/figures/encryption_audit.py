@@ -13,9 +13,7 @@ which the event is handed to who publishes it. A third of a second of that is by
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,6 +28,7 @@ from benchmarks.datagrams import datagram
 from benchmarks.gateways import tun
 from benchmarks.interval import interval
 from benchmarks.result import Figure, Result, median, result, rounded
+from benchmarks.rounds import Round, interleaved
 from schemas.drift import DriftEvent
 from schemas.encryption import point_of
 from schemas.host_objects import NftChain, NftElement, NftObject, NftSet, PlanObject
@@ -59,15 +58,12 @@ WHOLE, UNWATCHED, UNCOUNTED = _VARIANTS = ("whole", "unwatched", "uncounted")
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _HOST = HostId("rome", "worker-1")
 _ROUNDS, _SLICE, _BATCH = 60, 1000, 5
-_SEED = 1
 _PODS, _DEVICE, _UPLINK = "cni", "me.0", "eth0"
 POD = "10.200.1.10"
 WAYS = {"encrypted": "10.200.2.10", "outside": "192.0.2.10"}
 PORTS, PAYLOAD = (40_000, 5001), bytes(18)
 _ALERTS = 20
 _ALERT_MAX_S = 10.0
-
-Round = Mapping[str, float]
 
 
 def run(say: Callable[[str], None]) -> list[Result]:
@@ -143,18 +139,10 @@ def node(namespace: str, stack: ExitStack) -> int:
 
 def _measured(made: Mapping[str, int], to: str) -> list[Round]:
     """Rounds of nanoseconds per packet, after one slice through each that is not counted."""
-    packet, draw, order = datagram(POD, to, PORTS, PAYLOAD), random.Random(_SEED), list(made)
+    packet = datagram(POD, to, PORTS, PAYLOAD)
     for inlet in made.values():
         ns_per_packet(inlet, packet)
-    rounds: list[Round] = []
-    gc.disable()
-    try:
-        for _ in range(_ROUNDS):
-            draw.shuffle(order)
-            rounds.append({name: ns_per_packet(made[name], packet) for name in order})
-    finally:
-        gc.enable()
-    return rounds
+    return interleaved(made, _ROUNDS, lambda name: ns_per_packet(made[name], packet))
 
 
 def ns_per_packet(inlet: int, packet: bytes) -> float:

@@ -11,7 +11,6 @@ Peer: the seed's N rules. Floor: the seed's NAT, with all nodes' prefixes in the
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import time
@@ -25,6 +24,7 @@ from benchmarks.figures.rules_per_gateway import compiled
 from benchmarks.gateways import Gateway
 from benchmarks.interval import Interval, interval
 from benchmarks.result import Details, Figure, Result, median, result, rounded
+from benchmarks.rounds import Round, interleaved
 from benchmarks.seed_rules import Target
 from schemas.plan import HostPlan
 from services.runtime.errors import Transient
@@ -39,7 +39,6 @@ _PORTS = (40_000, 5001)
 _PAYLOAD = bytes(18)
 _POD_PLACE = 10
 
-Round = Mapping[str, float]
 """Nanoseconds per packet through each gateway, measured one after the other."""
 Way = tuple[int, bytes]
 """A packet, and the number of the tunnel that it comes out of."""
@@ -154,17 +153,7 @@ def _measure(made: Mapping[str, Gateway], traffic: Traffic) -> list[Round]:
     """The rounds, after one slice through each gateway that is not counted: it makes the tracked flows, and shows that packets arrive."""
     for name, gateway in made.items():
         require_arrival(gateway, traffic, traffic.names[name != PLAIN])
-    draw = random.Random(_SEED)
-    order = list(made)
-    rounds: list[Round] = []
-    gc.disable()
-    try:
-        for _ in range(_ROUNDS):
-            draw.shuffle(order)
-            rounds.append({name: _ns_per_packet(made[name], traffic) for name in order})
-    finally:
-        gc.enable()
-    return rounds
+    return interleaved(made, _ROUNDS, lambda name: _ns_per_packet(made[name], traffic))
 
 
 def require_arrival(gateway: Gateway, traffic: Traffic, name: str) -> None:

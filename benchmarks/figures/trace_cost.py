@@ -8,10 +8,8 @@ is a difference of zero; so the figure is the difference, and the details have b
 
 from __future__ import annotations
 
-import gc
-import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from benchmarks import lab
@@ -19,6 +17,7 @@ from benchmarks.datagrams import datagram
 from benchmarks.figures import encryption_audit as audit
 from benchmarks.interval import interval
 from benchmarks.result import Figure, Result, median, result, rounded
+from benchmarks.rounds import Round, interleaved
 from schemas.commands import TraceFlow
 from schemas.values import Address
 from services.cli.lab import namespaces
@@ -28,7 +27,6 @@ from services.kernel.trace_table import TraceTable
 
 CLOSED, OPEN = "nobody traces", "another flow is traced"
 _ROUNDS = 60
-_SEED = 1
 _OTHERS = TraceFlow(
     (Address("10.200.1.20"), Address("10.200.2.20")),
     (Address("172.18.0.11"), Address("172.18.0.12")),
@@ -37,8 +35,6 @@ _OTHERS = TraceFlow(
     ("tcp",),
     (443,),
 )
-
-Round = Mapping[str, float]
 
 
 def run(say: Callable[[str], None]) -> list[Result]:
@@ -53,25 +49,18 @@ def run(say: Callable[[str], None]) -> list[Result]:
 
 def _measured(namespace: str, inlet: int, to: str) -> list[Round]:
     """Rounds of nanoseconds per packet, after one slice that is not counted."""
-    packet, draw, order = datagram(audit.POD, to, audit.PORTS, audit.PAYLOAD), random.Random(_SEED), [CLOSED, OPEN]
-    table = TraceTable()
+    packet, table = datagram(audit.POD, to, audit.PORTS, audit.PAYLOAD), TraceTable()
+
+    def taken(state: str) -> float:
+        if state == OPEN:
+            namespaces.inside(namespace, lambda: table.trace(_OTHERS, time.monotonic()))
+        try:
+            return audit.ns_per_packet(inlet, packet)
+        finally:
+            table.close()
+
     audit.ns_per_packet(inlet, packet)
-    rounds: list[Round] = []
-    gc.disable()
-    try:
-        for _ in range(_ROUNDS):
-            draw.shuffle(order)
-            found = {}
-            for state in order:
-                if state == OPEN:
-                    namespaces.inside(namespace, lambda: table.trace(_OTHERS, time.monotonic()))
-                found[state] = audit.ns_per_packet(inlet, packet)
-                table.close()
-            rounds.append(found)
-    finally:
-        gc.enable()
-        table.close()
-    return rounds
+    return interleaved((CLOSED, OPEN), _ROUNDS, taken)
 
 
 def summed_up(name: str, rounds: Sequence[Round]) -> Result:

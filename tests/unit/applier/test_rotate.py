@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+
 import pytest
 
 from schemas import codec
@@ -27,6 +30,19 @@ def plan(*links: WireguardLink) -> HostPlan:
     return HostPlan(EMPTY.cluster, EMPTY.host, {mesh_unit(EMPTY.cluster): {item.key: Entry(item, ()) for item in items}})
 
 
+@contextlib.asynccontextmanager
+async def keyed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[FakeKernel, StubBroker, WireguardLink]]:
+    """An applier with a plan of one device, which has said its key."""
+    kernel = FakeKernel(FakeHost())
+    old = kernel.public_key()
+    first = WireguardLink("me.0", 51871, 1420, old)
+    async with running(monkeypatch, kernel) as broker:
+        broker.write(plan(first), 1)
+        broker.announce(EMPTY, plan(first), 1)
+        assert await said(broker) == (old, None)
+        yield kernel, broker, first
+
+
 async def asked(broker: StubBroker, *, abort: bool = False) -> Rotating:
     return codec.decode(await broker.handlers["rotate"](Message("cmd", codec.encode(Rotate(abort)))), Rotating)
 
@@ -46,13 +62,8 @@ async def report(broker: StubBroker, generation: int) -> ApplyReport:
 async def test_from_the_request_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host says both keys, counts handshakes on both devices while there are two, and at the end has one key and says so."""
     monkeypatch.setattr(peers, "TURNING_PERIOD_S", 0.01)
-    kernel = FakeKernel(FakeHost())
-    old = kernel.public_key()
-    first = WireguardLink("me.0", 51871, 1420, old)
-    async with running(monkeypatch, kernel) as broker:
-        broker.write(plan(first), 1)
-        broker.announce(EMPTY, plan(first), 1)
-        assert await said(broker) == (old, None)
+    async with keyed(monkeypatch) as (kernel, broker, first):
+        (old,) = kernel.keys().all
         answer = await asked(broker)
         assert answer.next is not None
         assert await asked(broker) == answer
@@ -96,13 +107,8 @@ async def test_a_gateway_lets_go_of_its_key_when_no_device_is_beside(monkeypatch
 
 async def test_taken_back_before_anything_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """No plan changes by it and so no turn follows: the key goes at once."""
-    kernel = FakeKernel(FakeHost())
-    old = kernel.public_key()
-    first = WireguardLink("me.0", 51871, 1420, old)
-    async with running(monkeypatch, kernel) as broker:
-        broker.write(plan(first), 1)
-        broker.announce(EMPTY, plan(first), 1)
-        await said(broker)
+    async with keyed(monkeypatch) as (kernel, broker, _):
+        (old,) = kernel.keys().all
         wished = (await asked(broker)).next
         assert await asked(broker, abort=True) == Rotating(old, withdrawn=wished)
         assert kernel.keys().all == (old,)
@@ -111,13 +117,8 @@ async def test_taken_back_before_anything_came_of_it(monkeypatch: pytest.MonkeyP
 
 async def test_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key goes with the last device that may have it."""
-    kernel = FakeKernel(FakeHost())
-    old = kernel.public_key()
-    first = WireguardLink("me.0", 51871, 1420, old)
-    async with running(monkeypatch, kernel) as broker:
-        broker.write(plan(first), 1)
-        broker.announce(EMPTY, plan(first), 1)
-        await said(broker)
+    async with keyed(monkeypatch) as (kernel, broker, first):
+        (old,) = kernel.keys().all
         answer = await asked(broker)
         await said(broker)
         both = plan(first, WireguardLink("me.1", 51872, 1420, answer.next))
