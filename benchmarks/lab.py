@@ -14,12 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from schemas.topology import Topology
+from schemas.topology import Gateway, Node, Topology
 from services.cli.files import load
 from services.cli.lab import namespaces, readiness
 from services.cli.lab.broker import LabBroker
 from services.cli.lab.feed import Feed
-from services.cli.lab.layout import UNDERLAY, layout
+from services.cli.lab.layout import UNDERLAY, Layout, layout
 from services.cli.lab.processes import Child, Command
 from services.cli.lab.state import CURRENT, SOCKETS, Folder, claim
 from services.cli.lab.teardown import sweep
@@ -33,13 +33,24 @@ _READY_S = 180.0
 
 
 class Lab:
-    """A running lab. `pids` are the services' processes by name (``applier.rome.gateway``, ``planner``)."""
+    """A running lab. `pids` are the services' processes by name (``applier.rome.gateway``, ``planner``), `commands` how hosts' start."""
 
-    def __init__(self, folder: Folder, url: str, pids: Mapping[str, int], children: Sequence[Child]) -> None:
+    def __init__(
+        self, folder: Folder, url: str, pids: Mapping[str, int], children: Sequence[Child], *, wiring: Wiring, commands: Sequence[Command]
+    ) -> None:
         self.folder = folder
         self.url = url
         self.pids = pids
+        self.commands = {command.name: command for command in commands}
         self._children = children
+        self._wiring = wiring
+
+    def renew(self, namespace: str) -> None:
+        """Make a host and its pods anew, as they are when the machine has started and no service yet. Nothing may run there."""
+        hosts, pods = dict(self._wiring.made.hosts), dict(self._wiring.made.pods)
+        others = {name: host for name, host in hosts.items() if name != namespace}
+        self._wiring.turn_into(Layout(others, {name: pod for name, pod in pods.items() if pod.node != namespace}))
+        self._wiring.turn_into(Layout(hosts, pods))
 
     def require_unbroken(self) -> None:
         """Raise Transient when a service has ended by itself: what was measured then is not the system, but its recovery."""
@@ -63,10 +74,13 @@ class Lab:
 
 
 @contextlib.asynccontextmanager
-async def standing(say: Callable[[str], None], example: Path = EXAMPLE, beside: Sequence[Topology] = ()) -> AsyncIterator[Lab]:
+async def standing(
+    say: Callable[[str], None], example: Path = EXAMPLE, beside: Sequence[Topology] = (), *, is_served: bool = True
+) -> AsyncIterator[Lab]:
     """An example's lab, ready; nothing of it is left afterwards. Conflict when this machine has a lab already.
 
-    Hosts and pods `beside` are wired like the lab's own, and no service serves them or knows of them.
+    Hosts and pods `beside` are wired like the lab's own, and no service serves them or knows of them. A lab that is not served has broker
+    and planner only: plans wait for hosts whose services somebody else starts.
     """
     with claimed() as folder:
         topology = load([example])
@@ -85,10 +99,12 @@ async def standing(say: Callable[[str], None], example: Path = EXAMPLE, beside: 
                 for host in wanted.hosts.values():
                     broker.crew.enrol(host)
                 broker.reload()
-                crew.start([command for host in wanted.hosts.values() for command in broker.crew.host_services(host)])
+                commands = [command for host in wanted.hosts.values() for command in broker.crew.host_services(host)]
+                if is_served:
+                    crew.start(commands)
                 try:
-                    await _publish(broker.url, topology, say)
-                    standing = Lab(folder, broker.url, pids, crew.children)
+                    await _publish(broker.url, topology, say, is_served=is_served)
+                    standing = Lab(folder, broker.url, pids, crew.children, wiring=wiring, commands=commands)
                     pids["nats-server"] = standing.processes("nats-server")[0]
                     yield standing
                     standing.require_unbroken()
@@ -118,11 +134,16 @@ def claimed() -> Iterator[Folder]:
                     SOCKETS.rmdir()
 
 
-async def _publish(url: str, topology: Sequence[Topology], say: Callable[[str], None]) -> None:
+async def _publish(url: str, topology: Sequence[Topology], say: Callable[[str], None], *, is_served: bool) -> None:
     async with Feed.open(url, "bench") as feed:
         for item in topology:
             await feed.publish(item)
-        await readiness.get_ready(feed, topology, lambda _: None, _READY_S)
+        if is_served:
+            await readiness.get_ready(feed, topology, lambda _: None, _READY_S)
+        else:
+            hosts = {(item.cluster, item.name) for item in topology if isinstance(item, Node | Gateway)}
+            async with asyncio.timeout(_READY_S):
+                await feed.until(lambda board: board.generations.keys() >= hosts)
     say("the lab is ready")
 
 

@@ -33,7 +33,7 @@ PLOTS = (
     Plot("routes", "Routes added, compared, looked at again, ms", ("routes-",)),
     Plot("peers", "1,000 WireGuard peers, ms", ("peers-",)),
     Plot("packets", "What a packet pays, ns", ("packet-cost-", "encryption-audit-")),
-    Plot("times", "Starting, noticing, changing over, s", ("lab-start", "tunnel-loss", "encryption-leak-", "key-rotation")),
+    Plot("times", "Starting, noticing, changing over, s", ("startup-", "lab-start", "tunnel-loss", "encryption-leak-", "key-rotation")),
     Plot("memory", "Resident memory, MiB", ("memory-",)),
 )
 
