@@ -29,7 +29,7 @@ class Machine(Struct, frozen=True):
     load_after: float = 0.0
 
 
-_LIBRARIES = ("msgspec", "nats-py", "pyroute2", "pip-nftables")
+_LIBRARIES = ("msgspec", "nats-py", "pyroute2", "pip-nftables", "pyperf")
 _ROOT = Path(__file__).parent.parent
 
 

@@ -28,6 +28,7 @@ class Plot(NamedTuple):
 
 PLOTS = (
     Plot("events", "From an event to the kernel, ms", ("event-to-kernel", "compile-change")),
+    Plot("micro", "Pure computing, ms", ("micro-",)),
     Plot("nft-writing", "nftables written, ms", ("nft-table-", "nft-hash-element-", "nft-interval-element-", "nft-rule-", "nft-chain-")),
     Plot("nft-reading", "nftables read and compared, ms", ("nft-idle-", "nft-full-", "nft-anew-", "nft-one-rule-")),
     Plot("routes", "Routes added, compared, looked at again, ms", ("routes-",)),

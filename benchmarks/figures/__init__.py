@@ -7,6 +7,7 @@ from benchmarks.figures import (
     key_rotation,
     lab_start,
     memory,
+    micro,
     nft_engine,
     nft_reading,
     packet_cost,
@@ -23,6 +24,7 @@ from benchmarks.figures import (
 FIGURES = (
     rules_per_gateway.FIGURE,
     compile_change.FIGURE,
+    micro.FIGURE,
     nft_engine.FIGURE,
     start_up.FIGURE,
     event_to_kernel.FIGURE,
