@@ -2,7 +2,8 @@
 
 A tunnel is judged by whether the far end's kernel answers through it. One that has never answered since it was made is given time, and then
 judged by its last handshake where no other tunnel shows that the far end answers at all.
-A dead tunnel comes back after it has been good for a while without a break, for longer each time that it dies again soon.
+A dead tunnel comes back after it has been good for a while, for longer each time that it dies again soon. A single answer that is lost
+meanwhile is none of its faults: it would not have died of that either, and a path that loses some would keep it out for ever.
 When all are dead none is withdrawn: the routes lose nothing by staying, and whatever works first is used at once.
 """
 
@@ -16,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from schemas.host_objects import LinkAddress, PlanObject, Route, WireguardLink, WireguardPeer
+from schemas.plan import is_beside
 from schemas.status import DeadTunnel, TunnelHealth
 from schemas.values import Address
 from services.kernel.transaction import Observed
@@ -24,6 +26,8 @@ PERIOD_S = 0.5
 """Between two rounds: one probe through each tunnel, and what was answered since the round before."""
 MISSES = 3
 """Rounds without an answer, one after the other, after which a tunnel is dead."""
+BREAK = 2
+"""Rounds without an answer, one after the other, by which a dead tunnel that was good is so no more."""
 STALL_S = 1.25
 """A round that comes later than this after the one before says nothing about what was not answered: this host was late itself."""
 GRACE_S = 15.0
@@ -218,9 +222,10 @@ def _waiting(state: State, seen: Round, *, late: bool, far_answers: bool) -> Sta
     """A dead tunnel after a round: since when it is good."""
     link = state.tunnel.link
     if link in seen.answered:
-        return replace(state, has_answered=True, good_since_s=_earlier(state.good_since_s, seen.now_s))
+        return replace(state, has_answered=True, misses=0, good_since_s=_earlier(state.good_since_s, seen.now_s))
     if state.has_answered or far_answers:
-        return state if late else replace(state, good_since_s=None)
+        misses = state.misses + (not late)
+        return replace(state, misses=misses, good_since_s=state.good_since_s if misses < BREAK else None)
     if link not in seen.handshakes_s:
         return state
     # A session from before it died says nothing.
@@ -257,7 +262,8 @@ def found_withdrawn(objects: Mapping[str, PlanObject], observed: Observed) -> fr
     """Links that no route of the kernel has where the plan has them among others, while the links' own routes are there.
 
     That is what an applier leaves which has withdrawn them, and nobody else: a new tunnel lacks its own route as well, and a hop that
-    somebody took out of one route is in the others.
+    somebody took out of one route is in the others. While a gateway changes its key, its plans lead packets by other tunnels at each step,
+    and the kernel's routes may be those of the step before (``_lacking``).
     """
     lacking: set[str] = set()
     used: set[str] = set()
@@ -268,8 +274,20 @@ def found_withdrawn(objects: Mapping[str, PlanObject], observed: Observed) -> fr
             continue
         links, there = {hop.link for hop in item.hops}, {hop.link for hop in found.hops}
         if len(links) > 1:
-            lacking |= links - there
+            lacking |= _lacking(links, there)
             used |= there
         elif links == there:
             own |= there
     return frozenset((lacking - used) & own)
+
+
+def _lacking(planned: set[str], found: set[str]) -> set[str]:
+    """Links that a route of the kernel lacks because somebody took their hops out, of all that the plan has there.
+
+    A device that is beside the tunnels leads the packets of one of them: where it has just come, has gone on to the next, or has left, the
+    kernel has a link that the plan has no more, in the place of one that it lacks. Where more lack than that, nothing tells which: a
+    tunnel that works and waits costs little, packets into a dead one are lost.
+    """
+    lacking, stood_in = planned - found, found - planned
+    is_step = len(lacking) == len(stood_in) and any(map(is_beside, planned | found))
+    return set() if is_step else lacking

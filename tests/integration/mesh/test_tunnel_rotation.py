@@ -96,6 +96,32 @@ async def test_appliers_restart_at_every_stage(joined: Turnovers[LinuxHost], tur
 
 
 @pytest.mark.any_kernel
+@pytest.mark.parametrize("late", ENDS, ids=lambda host: f"{host} is late")
+@TURNING
+async def test_an_applier_restarts_after_every_step_that_it_missed(
+    joined: Turnovers[LinuxHost], turning: HostId, late: HostId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other end goes first, and the one that comes back finds the kernel a step behind: it takes none of its tunnels for withdrawn."""
+    found: list[frozenset[str]] = []
+
+    def late_round() -> bool:
+        was_new = joined.plan()
+        joined.follow(set(joined.hosts) - {late})
+        joined.hosts[late].restart()
+        if was_new:
+            found.append(joined.hosts[late].ask(lambda _, applier: applier.found_withdrawn(joined.plans[late])))
+        joined.follow()
+        return was_new
+
+    monkeypatch.setattr(joined, "round", late_round)
+    async with talking(streams(joined)) as talks:
+        await turn_over(joined, turning, stages(joined))
+    assert_none_lost(talks)
+    assert len(found) >= len(stages(joined)) - 1
+    assert set(found) == {frozenset()}
+
+
+@pytest.mark.any_kernel
 @TURNING
 async def test_the_far_end_is_away(joined: Turnovers[LinuxHost], turning: HostId, monkeypatch: pytest.MonkeyPatch) -> None:
     """It neither follows nor answers: the change waits and says so; when it is back, the change goes on, and loses nothing."""

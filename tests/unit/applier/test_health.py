@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from schemas.host_objects import LinkAddress, NextHop, Route, WireguardLink, WireguardPeer
 from schemas.values import Address, Endpoint, Key, Prefix
 from services.applier.health import (
+    BREAK,
     GRACE_S,
     HANDSHAKE_MAX_S,
     HOLD_FIRST_S,
@@ -84,13 +85,13 @@ def test_three_misses_and_a_tunnel_is_dead() -> None:
     assert clock.health.count() == {"alive": 2, "withdrawn": 1, "dead": 0}
 
 
-def test_it_comes_back_after_a_while_without_a_miss() -> None:
-    """Ten seconds of answers bring it back; one miss begins them anew."""
+def test_it_comes_back_after_a_while_without_a_break() -> None:
+    """Ten seconds of answers bring it back; two misses one after the other begin them anew."""
     clock = Clock()
     clock.steps(2, LINKS)
     clock.steps(5, ("mt.0", "mt.2"))
     assert clock.steps(HOLD_FIRST_S - 1, LINKS) == []
-    clock.step(("mt.0", "mt.2"))
+    assert clock.steps(BREAK * PERIOD_S, ("mt.0", "mt.2")) == []
     assert clock.steps(HOLD_FIRST_S, LINKS) == []
     assert clock.step(LINKS) == ["mt.1 alive"]
     assert clock.withdrawn == []
@@ -184,6 +185,16 @@ def test_what_was_found_withdrawn_has_to_prove_itself() -> None:
     old = dict.fromkeys(LINKS, UNIX_S - 5)
     assert clock.steps(60, ("mt.0", "mt.2"), old) == []
     assert clock.steps(HOLD_FIRST_S + 1, LINKS) == ["mt.1 alive"]
+
+
+@pytest.mark.parametrize("lost_each", [3, 5, 10])
+def test_answers_lost_now_and_then_keep_nothing_out(lost_each: int) -> None:
+    """A path that loses so many answers kills no tunnel, and so it does not keep one away that is back."""
+    clock = Clock(found=("mt.1",))
+    said: list[str] = []
+    for number in range(int(2 * HOLD_FIRST_S / PERIOD_S)):
+        said += clock.step({"mt.0", "mt.2"} if number % lost_each == lost_each - 1 else LINKS)
+    assert said == ["mt.1 alive"]
 
 
 def test_a_new_plan_keeps_what_is_known_of_the_same_tunnels() -> None:
