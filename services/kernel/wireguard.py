@@ -246,11 +246,14 @@ class Wireguard:
             raise unreadable(error, f"WireGuard device {device.name}") from error
 
     def _is_half_made(self, device: Device) -> bool:
-        """True for a device of a kill between its making and its alias: down, without alias, without a key of somebody else."""
+        """True for a device of a kill between its making and its alias: down, without alias, without a key of somebody else.
+
+        While keys are changed, the key may be any of the host's.
+        """
         if device.up or device.alias or device.kind not in self._implementations:
             return False
         state = self._state(device)
-        return state is not None and not state.peers and state.private_key in (b"", self._keys.private())
+        return state is not None and not state.peers and state.private_key in (b"", *self._keys.known())
 
     @staticmethod
     def _own(devices: Mapping[str, Device]) -> list[Device]:

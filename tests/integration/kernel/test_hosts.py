@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from schemas.host_objects import LinkAddress, PlanObject, Sysctl, VxlanLink, WireguardLink, WireguardPeer
 from schemas.values import IPV6, Address, Endpoint, Mac, Prefix
 from services.kernel.events import route_events
+from services.kernel.links import Links
 from services.kernel.listening import listening
 from services.kernel.netlink import NETLINK_ROUTE
 from services.kernel.port import Flow
@@ -173,6 +174,27 @@ def test_a_device_half_made_before_a_kill_is_adopted(machine: LinuxMachine, plan
     )
     machine.kernel.write(Change(None, item))
     assert machine.kernel.read(plan, ["link"]) == {item.key: item}
+
+
+@pytest.mark.parametrize("is_next", [False, True], ids=["the key in force", "the key that is to follow"])
+def test_a_wireguard_device_half_made_before_a_kill_is_adopted(
+    machine: LinuxMachine, *, is_next: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a port and one of the host's keys by then, but no alias: the next start takes it, whichever key that is."""
+    machine.kernel.make_next_key()
+    ring = machine.kernel.keys()
+    item = WireguardLink(tunnel(machine.tag), 51901, 1420, ring.next if is_next else ring.key)
+
+    def killed(*_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(Links, "finish", killed)
+    with pytest.raises(InterruptedError):
+        machine.kernel.write(Change(None, item))
+    monkeypatch.undo()
+    assert machine.kernel.read({item.key: item}, ["link"]) == {}
+    machine.kernel.write(Change(None, item))
+    assert machine.kernel.read({item.key: item}, ["link"]) == {item.key: item}
 
 
 def test_a_device_that_only_looks_half_made_is_left_alone(machine: LinuxMachine, plan: dict[str, PlanObject]) -> None:
