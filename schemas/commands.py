@@ -106,8 +106,9 @@ class TraceFlow(Struct, frozen=True):
     """Verb ``trace``: have the kernel tell of packets between any two of `flow`, and of outer packets between any two of `outer`.
 
     Of the flow's packets, only those of one of the `protocols` (icmp of either family), and from or to one of `flow_ports`; empty ones are
-    any. Of IPv4 packets one of `sample` is told of, the same ones by each host. Outer packets are those to one of the UDP `ports`. The
-    kernel forgets all of it after `seconds`, but for what somebody asked for longer.
+    any. Of IPv4 packets one of `sample` is told of, the same ones by each host. Outer packets are those to one of the UDP `ports`; of those
+    to one of the `overlay_ports` among these, what is inside is shown as well. The kernel forgets all of it after `seconds`, but for what
+    somebody asked for longer.
     """
 
     flow: Annotated[tuple[Address, ...], _Some]
@@ -117,6 +118,7 @@ class TraceFlow(Struct, frozen=True):
     protocols: Annotated[tuple[TraceProtocol, ...], _Some] = ()
     flow_ports: Annotated[tuple[_Port, ...], _Some] = ()
     sample: Annotated[int, Meta(ge=1, le=TRACE_SAMPLE_MAX)] = 1
+    overlay_ports: Annotated[tuple[_Port, ...], _Some] = ()
 
 
 class Tracing(Struct, frozen=True):

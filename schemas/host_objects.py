@@ -26,6 +26,8 @@ UPLINKS = "uplinks"
 """The table and the set in it that say which link is the host's uplink. No packet meets them."""
 TRACE_TABLE = f"{OWN_TABLE_PREFIX}trace"
 """By whose chains traced packets are seen. Part of no plan, and there only while a flow is traced: see ``services.kernel.trace_table``."""
+TRACE_GROUP, TRACE_PREFIX = 5188, "meshmark trace"
+"""The NFLOG group by which that table's rules show overlay packets, and what they say with each."""
 OWN_ALIAS = "meshmark"
 """Interface alias (IFLA_IFALIAS) of every link that is ours."""
 MAIN_TABLE = 254

@@ -54,7 +54,7 @@ class LinuxHost:
         return self._do(lambda: self._applier.differences(plan))
 
     def trace(self, wish: TraceFlow) -> None:
-        self._do(lambda: self._kernel.trace(wish))
+        assert self._do(lambda: self._kernel.trace(wish))
 
     def forget_traced(self) -> float | None:
         return self._do(self._kernel.forget_traced)

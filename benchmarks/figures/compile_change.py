@@ -103,8 +103,9 @@ class SilentKernel:
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         del batch, marker
 
-    def trace(self, wish: TraceFlow) -> None:
+    def trace(self, wish: TraceFlow) -> bool:
         del wish
+        return True
 
     def forget_traced(self) -> float | None:
         return None

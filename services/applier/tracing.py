@@ -37,6 +37,7 @@ class Traces:
         self._kernel = kernel
         self._in_thread = in_thread
         self._asked = asyncio.Event()
+        self._shows = True
 
     async def ask(self, body: bytes, plan: HostPlan) -> bytes:
         """Have the kernel tell of the flow that a command names. Waiting on a host whose links nobody knows."""
@@ -48,7 +49,11 @@ class Traces:
         if not plan.units:
             msg = f"{plan.cluster}/{plan.host} holds nothing by which a flow could be traced"
             raise Waiting(msg, "a peering or a mesh")
-        await self._in_thread(lambda: self._kernel.trace(wish))
+        shows = await self._in_thread(lambda: self._kernel.trace(wish))
+        if self._shows and not shows:
+            _log.warning("overlay_packets_unshown", reason="the kernel has no NFLOG (modules nft_log, nfnetlink_log)")
+        if wish.overlay_ports:
+            self._shows = shows
         self._asked.set()
         return codec.encode(Tracing(len({*wish.flow}) + len({*wish.outer}) + len({*wish.ports}), wish.seconds))
 

@@ -144,13 +144,14 @@ class FakeKernel:
         if errors:
             raise errors[0]
 
-    def trace(self, wish: TraceFlow) -> None:
+    def trace(self, wish: TraceFlow) -> bool:
         flow = replace(wish, seconds=1)
         traced = self.host.traced
         if flow not in traced and len(traced) >= SESSIONS_MAX:
             msg = f"{SESSIONS_MAX} flows are traced here already; wait for one to end"
             raise Conflict(msg)
         traced[flow] = max(wish.seconds, traced.get(flow, 0))
+        return True
 
     def forget_traced(self) -> float | None:
         return min(self.host.traced.values(), default=None)

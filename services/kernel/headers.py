@@ -10,6 +10,7 @@ import struct
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from schemas.values import IPV4, IPV6, Address, Family
 
@@ -32,6 +33,8 @@ _IPV4_FIELDS = struct.Struct("!HHH")  # total length, identification, flags and 
 _IPV6_FIELDS = struct.Struct("!H")
 _OFFSET, _MORE = 0x1FFF, 0x2000
 _FRAGMENT = 44
+_FRAGMENT_HEADER = struct.Struct("!BxHI")  # next header, offset and flags, identification
+_OFFSET_BITS = 3
 _EXTENSIONS = (0, 43, _FRAGMENT, 60)  # hop-by-hop, routing, fragment, destination options
 
 
@@ -39,7 +42,8 @@ class Packet(Struct, frozen=True):
     """The headers of one packet. `length` is that of the whole packet in bytes, from the network header on.
 
     `protocol` is the transport's number, None behind IPv6 extension headers that were cut off. `ident` is IPv4's identification; IPv6 has
-    none. Ports are 0 where the protocol has none, or a fragment does not carry them. `kind` and `code` are ICMP's, `flags` TCP's.
+    one in fragments alone. Ports are 0 where the protocol has none, or a fragment does not carry them. `kind` and `code` are ICMP's,
+    `flags` TCP's.
     """
 
     source: Address
@@ -100,6 +104,19 @@ def packet(network: bytes, transport: bytes) -> Packet | None:
         is_fragment = following == _FRAGMENT
         return Packet(source, destination, known, payload + _IPV6_BYTES, fragment=is_fragment, **_transport(known, transport))
     return None
+
+
+def piece(item: Packet, data: bytes) -> Packet:
+    """An IPv6 fragment with what its extension header says, and the transport's behind it; `data` is what follows the network header.
+
+    Any other packet as it is, and one whose header was cut off.
+    """
+    if item.family == IPV4 or not item.fragment or len(data) < _FRAGMENT_HEADER.size:
+        return item
+    protocol, offset, ident = _FRAGMENT_HEADER.unpack_from(data)
+    known = None if protocol in _EXTENSIONS else protocol
+    carried = b"" if offset >> _OFFSET_BITS else data[_FRAGMENT_HEADER.size :]
+    return replace(item, protocol=known, ident=ident, **_transport(known, carried))
 
 
 def wireguard(item: Packet) -> WireguardHeader | None:

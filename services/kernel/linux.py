@@ -211,8 +211,8 @@ class LinuxKernel:
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
         self._engine.commit(batch, marker)
 
-    def trace(self, wish: TraceFlow) -> None:
-        self._traced.trace(wish, time.monotonic())
+    def trace(self, wish: TraceFlow) -> bool:
+        return self._traced.trace(wish, time.monotonic())
 
     def forget_traced(self) -> float | None:
         return self._traced.forget(time.monotonic())

@@ -21,7 +21,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from services.kernel.headers import OverlayProtocol, Packet, TunnelHeader, packet, tunnel
+from services.kernel.headers import OverlayProtocol, Packet, TunnelHeader, packet, piece, tunnel
 from services.kernel.listening import datagrams, listening
 from services.kernel.netlink import (
     ACK,
@@ -54,6 +54,9 @@ _QUEUE = 4096
 _IPV4_WORDS, _IPV4, _IPV6, _IPV6_BYTES, _WORD = 0x0F, 4, 6, 40, 4
 _UDP_BYTES, _OVERLAY_BYTES, _ETHERNET_BYTES, _GENEVE_OPTIONS = 8, 8, 14, 0x3F
 _ETHERTYPES = {0x0800, 0x86DD}
+_GENEVE_ETHERNET = 0x6558
+"""The protocol that a Geneve header names where an Ethernet frame follows."""
+_ADVICE = "give the cluster's `wireguard.auditGroup` another number"
 
 
 class Shown(Struct, frozen=True):
@@ -71,10 +74,14 @@ class Shown(Struct, frozen=True):
 
 
 class NflogSource:
-    """An asynchronous iterator over what rules show to a group, open inside ``async with``."""
+    """An asynchronous iterator over what rules show to a group, open inside ``async with``.
 
-    def __init__(self, group: int, buffer_bytes: int = _BUFFER_BYTES, queue: int = _QUEUE) -> None:
+    `advice` is what to do when somebody else listens to it.
+    """
+
+    def __init__(self, group: int, buffer_bytes: int = _BUFFER_BYTES, queue: int = _QUEUE, *, advice: str = _ADVICE) -> None:
         self._group = group
+        self._advice = advice
         self._buffer_bytes = buffer_bytes
         self._waiting: deque[Shown] = deque()
         self._limit = queue
@@ -84,12 +91,7 @@ class NflogSource:
         self._dropped = 0
 
     async def __aenter__(self) -> Self:
-        self._socket = listening(NETLINK_NETFILTER, (), self._buffer_bytes)
-        try:
-            _bind(self._socket, self._group)
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket = group_socket(self._group, self._buffer_bytes, self._advice)
         asyncio.get_running_loop().add_reader(self._socket, self._drain, self._socket)
         return self
 
@@ -106,6 +108,14 @@ class NflogSource:
             self._arrived.clear()
             await self._arrived.wait()
         return self._waiting.popleft()
+
+    def taken(self) -> list[Shown]:
+        """All that the kernel has shown until now and nobody took, without waiting."""
+        if self._socket is not None:
+            self._drain(self._socket)
+        found = list(self._waiting)
+        self._waiting.clear()
+        return found
 
     def _drain(self, listener: socket.socket) -> None:
         """Take what the socket holds now. What an overrun dropped is found by the numbers."""
@@ -124,6 +134,17 @@ class NflogSource:
         self._waiting.append(Shown(item.prefix, item.data, item.iif, item.oif, item.mark, self._dropped))
         self._dropped = 0
         self._arrived.set()
+
+
+def group_socket(group: int, buffer_bytes: int = _BUFFER_BYTES, advice: str = _ADVICE) -> socket.socket:
+    """A non-blocking socket to which the kernel tells what rules show to a group. Fails as ``NflogSource`` does."""
+    listener = listening(NETLINK_NETFILTER, (), buffer_bytes)
+    try:
+        _bind(listener, group, advice)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def shown(data: bytes) -> Iterator[tuple[Shown, int | None]]:
@@ -145,7 +166,8 @@ def packet_of(data: bytes) -> Packet | None:
     """The packet whose first bytes these are; None for what is neither IPv4 nor IPv6, or cut off too early."""
     version = data[0] >> 4 if data else 0
     length = _WORD * (data[0] & _IPV4_WORDS) if version == _IPV4 else _IPV6_BYTES
-    return packet(data[:length], data[length:]) if version in (_IPV4, _IPV6) else None
+    found = packet(data[:length], data[length:]) if version in (_IPV4, _IPV6) else None
+    return piece(found, data[length:]) if found is not None else None
 
 
 def inner_of(outer: Packet, protocol: OverlayProtocol) -> tuple[TunnelHeader, Packet] | None:
@@ -153,7 +175,11 @@ def inner_of(outer: Packet, protocol: OverlayProtocol) -> tuple[TunnelHeader, Pa
     header = tunnel(outer, protocol)
     if header is None:
         return None
-    options = _WORD * (outer.transport[_UDP_BYTES] & _GENEVE_OPTIONS) if protocol == "GENEVE" else 0
+    options = 0
+    if protocol == "GENEVE":
+        options = _WORD * (outer.transport[_UDP_BYTES] & _GENEVE_OPTIONS)
+        if int.from_bytes(outer.transport[_UDP_BYTES + 2 : _UDP_BYTES + 4]) != _GENEVE_ETHERNET:
+            return None
     frame = outer.transport[_UDP_BYTES + _OVERLAY_BYTES + options :]
     if int.from_bytes(frame[_ETHERNET_BYTES - 2 : _ETHERNET_BYTES]) not in _ETHERTYPES:
         return None
@@ -164,7 +190,7 @@ def inner_of(outer: Packet, protocol: OverlayProtocol) -> tuple[TunnelHeader, Pa
 # Listening --------------------------------------------------------------------------------------------------------------------------------
 
 
-def _bind(listener: socket.socket, group: int) -> None:
+def _bind(listener: socket.socket, group: int, advice: str) -> None:
     """Have the kernel tell packets of a group to this socket, one by one and numbered."""
     head = _NFGEN.pack(0, 0, group)
     asked = (
@@ -177,9 +203,9 @@ def _bind(listener: socket.socket, group: int) -> None:
         for sequence, body in enumerate(asked, 1):
             listener.send(message(_CONFIG, head + body, REQUEST | ACK, sequence))
             if number := _refusal(listener, sequence):
-                raise _refused(number, group)
+                raise _refused(number, group, advice)
     except OSError as error:
-        raise _refused(error.errno or errno.EIO, group) from error
+        raise _refused(error.errno or errno.EIO, group, advice) from error
     finally:
         listener.settimeout(0)
 
@@ -201,10 +227,10 @@ def listeners() -> dict[int, int]:
     return {int(words[0]): int(words[1]) for line in lines if len(words := line.split()) > 1 and words[0].isdigit()}
 
 
-def _refused(number: int, group: int) -> MeshmarkError:
+def _refused(number: int, group: int, advice: str) -> MeshmarkError:
     reason = f"NFLOG group {group} cannot be listened to: {os.strerror(number)}"
     if number == errno.EBUSY or group in listeners():  # to the second one the kernel says EPERM
-        return Conflict(f"NFLOG group {group} has another listener; give the cluster's `wireguard.auditGroup` another number")
+        return Conflict(f"NFLOG group {group} has another listener; {advice}")
     if number in (errno.EPERM, errno.EACCES):
         return Permanent(f"{reason}; CAP_NET_ADMIN is needed in this network namespace")
     return Transient(reason)

@@ -157,9 +157,10 @@ class Kernel(Protocol):
         """
         ...
 
-    def trace(self, wish: TraceFlow) -> None:
+    def trace(self, wish: TraceFlow) -> bool:
         """Have the kernel tell of a flow, beside any plan, for as long as is wished; a flow that is traced for longer stays as it is.
 
+        False where it tells, but cannot show what is inside overlay packets, as without NFLOG.
         It ends with whoever asked for it, at the latest with the time. Raises Conflict when too many flows are traced.
         """
         ...

@@ -5,6 +5,10 @@ the namespace, so each wrapping is found anew: outer packets by their addresses 
 others before and after it is translated, and answers go the other way; and by protocol and ports, so that nothing else that two busy hosts
 say to each other is told of.
 
+The kernel tells of so few bytes of an outer packet that what is inside is not among them. So the rule that begins to tell of an overlay's
+packet shows it by NFLOG, too, whole enough: one limit, so that each packet is told of and shown, or neither. It ends its chain, so that a
+packet is shown once, whoever else traces it, and so that its message says that it was (``services.auditor.trace.inners``).
+
 The chains without rules are where a packet is seen again: as forward and input find it, and as it leaves. Elements have a time to live:
 when it is over nothing more is told, whatever has become of who asked. Pure.
 """
@@ -16,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from schemas.commands import TraceFlow, TraceProtocol
-from schemas.host_objects import TRACE_TABLE, NftChain, NftElement, NftSet
-from schemas.nft import DataType, Limit, Match, Rule, Selector, Trace
+from schemas.host_objects import TRACE_GROUP, TRACE_PREFIX, TRACE_TABLE, NftChain, NftElement, NftSet
+from schemas.nft import DataType, Limit, Log, Match, Rule, Selector, Trace, Verdict
 from schemas.values import FAMILIES, IPV4, IPV6, Address, Family
 
 PRIORITY_FIRST = -350
@@ -31,6 +35,9 @@ SESSIONS_MAX = 32
 _INNER = Limit(rate=200, burst=100)
 _OUTER = Limit(rate=400, burst=200)
 """A busy flow is sampled: the kernel tells of each packet some twenty times."""
+_SHOWN_BYTES = 192
+"""Of an overlay's packet: its own headers with some options, the inner Ethernet's and IPv6's, and the head of TCP."""
+_SHOWN, _SHOWN_AND_OVER = Log(TRACE_GROUP, TRACE_PREFIX, _SHOWN_BYTES), Verdict("accept")
 _PROTOCOLS: Mapping[TraceProtocol, tuple[str, ...]] = {"tcp": ("tcp",), "udp": ("udp",), "sctp": ("sctp",), "icmp": ("icmp", "icmpv6")}
 _WITH_PORTS: tuple[TraceProtocol, ...] = ("tcp", "udp", "sctp")
 _ENDS: tuple[Selector, ...] = ("th dport", "th sport")
@@ -67,11 +74,12 @@ class Session(Struct, frozen=True):
         wish = self.wish
         places = [(name, address) for name, many in (("flows", wish.flow), ("outer", wish.outer)) for address in many]
         found = [NftElement(TRACE_TABLE, self._name(f"{name}{_WORDS[item.family].suffix}"), item) for name, item in places]
-        found += [NftElement(TRACE_TABLE, self._name("ports"), str(port)) for port in wish.ports]
+        ports = (("overlays" if port in wish.overlay_ports else "ports", port) for port in (*wish.ports, *wish.overlay_ports))
+        found += [NftElement(TRACE_TABLE, self._name(name), str(port)) for name, port in ports]
         return list({item.key: item for item in found}.values())
 
-    def rules(self) -> Iterator[Rule]:
-        """The rules of a chain that begins to tell."""
+    def rules(self, *, shows: bool = True) -> Iterator[Rule]:
+        """The rules of a chain that begins to tell; with `shows` False those for a kernel without NFLOG."""
         for family in FAMILIES:
             words = _WORDS[family]
             if _has_two(self.wish.flow, family):
@@ -79,15 +87,22 @@ class Session(Struct, frozen=True):
                 between = Match(words.source, flow), Match(words.destination, flow)
                 for which in _which(self.wish, family):
                     yield (*between, *which, _INNER, Trace())
-            if _has_two(self.wish.outer, family) and self.wish.ports:
+            if _has_two(self.wish.outer, family):
                 outer = (f"@{self._name(f'outer{words.suffix}')}",)
-                port = Match("udp dport", (f"@{self._name('ports')}",))
-                yield (Match(words.source, outer), Match(words.destination, outer), port, _OUTER, Trace())
+                between = Match(words.source, outer), Match(words.destination, outer)
+                if set(self.wish.ports) - set(self.wish.overlay_ports):
+                    yield (*between, self._to("ports"), _OUTER, Trace())
+                if self.wish.overlay_ports:
+                    told = (_SHOWN, Trace(), _SHOWN_AND_OVER) if shows else (Trace(),)
+                    yield (*between, self._to("overlays"), _OUTER, *told)
+
+    def _to(self, ports: str) -> Match:
+        return Match("udp dport", (f"@{self._name(ports)}",))
 
 
-def chains(sessions: Sequence[Session]) -> list[NftChain]:
-    """All chains, with the rules of these sessions."""
-    rules = tuple(rule for session in sessions for rule in session.rules())
+def chains(sessions: Sequence[Session], *, shows: bool = True) -> list[NftChain]:
+    """All chains, with the rules of these sessions; with `shows` False those for a kernel without NFLOG."""
+    rules = tuple(rule for session in sessions for rule in session.rules(shows=shows))
     begin = [NftChain(TRACE_TABLE, name, rules, "filter", hook, PRIORITY_FIRST) for name, hook in BEGINNING]  # type: ignore[arg-type]
     return [
         *begin,
@@ -123,6 +138,6 @@ def _has_two(addresses: Iterable[Address], family: Family) -> bool:
 
 
 def _type_of(item: NftElement) -> DataType:
-    if item.set.startswith("ports"):
+    if item.set.startswith(("ports", "overlays")):
         return "inet_service"
     return "ipv6_addr" if ":" in item.element else "ipv4_addr"

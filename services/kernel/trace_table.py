@@ -2,7 +2,8 @@
 
 Owns a netlink socket, and the table by that: the kernel takes it away when the socket is closed, however its process ends, and lets nobody
 else change it. It is there only while a flow is traced, since a packet pays for chains though they are empty. Whoever traces a flow already
-keeps the longest time that was asked for. Fails with Conflict when too many flows are traced, else as transactions do.
+keeps the longest time that was asked for. A kernel that refuses rules which show packets (``nfnetlink_log``) gets others, until the table
+is made anew. Fails with Conflict when too many flows are traced, else as transactions do.
 """
 
 from __future__ import annotations
@@ -37,19 +38,21 @@ class TraceTable:
         self._encoders = Encoders()
         self._numbers = itertools.count(1)
         self._until_s: dict[Session, float] = {}
+        self._shows = True
 
-    def trace(self, wish: TraceFlow, now_s: float) -> None:
-        """Have the kernel tell of a flow from now on, for so long as is wished."""
+    def trace(self, wish: TraceFlow, now_s: float) -> bool:
+        """Have the kernel tell of a flow from now on, for so long as is wished. False where it cannot show what overlay packets carry."""
         live = self._live(now_s)
         same = next((session for session in live if _is_same(session.wish, wish)), None)
         if same is not None and live[same] >= now_s + wish.seconds and self._exchange is not None:
-            return
+            return self._shows or not wish.overlay_ports
         if same is not None:
             del live[same]
         if len(live) >= SESSIONS_MAX:
             msg = f"{SESSIONS_MAX} flows are traced here already; wait for one to end"
             raise Conflict(msg)
         self._become({**live, Session(next(self._numbers), wish): now_s + wish.seconds}, now_s)
+        return self._shows or not wish.overlay_ports
 
     def forget(self, now_s: float) -> float | None:
         """End what is over; returns in how many seconds the next one ends, None when nothing is traced any more."""
@@ -80,7 +83,18 @@ class TraceTable:
                 self.close()
             else:
                 return
-        self._until_s = {}
+        self._until_s, self._shows = {}, True
+        try:
+            self._exchange = self._made(live, now_s)
+        except MeshmarkError:
+            if not any(session.wish.overlay_ports for session in live):
+                raise
+            # Without NFLOG the kernel refuses the rules that show; whatever else it is, it refuses the others as well.
+            self._shows = False
+            self._exchange = self._made(live, now_s)
+
+    def _made(self, live: dict[Session, float], now_s: float) -> Exchange:
+        """The table, made anew."""
         exchange = Exchange()
         try:
             _own(exchange)
@@ -88,12 +102,12 @@ class TraceTable:
         except BaseException:
             exchange.close()
             raise
-        self._exchange = exchange
+        return exchange
 
     def _write(self, exchange: Exchange, live: dict[Session, float], now_s: float) -> None:
         """Bring the table to these sessions in one transaction: a packet meets the rules of before or of after."""
         new, gone = [each for each in live if each not in self._until_s], [each for each in self._until_s if each not in live]
-        wanted, sets = chains(list(live)), [item for session in new for item in session.sets()]
+        wanted, sets = chains(list(live), shows=self._shows), [item for session in new for item in session.sets()]
         steps = [Step("add", "chain", TRACE_TABLE, chain.name, chain) for chain in (() if self._until_s else wanted)]
         steps += [Step("add", "set", TRACE_TABLE, item.name, item) for item in sets]
         steps += [Step("flush", "rules", TRACE_TABLE, name) for name, _ in BEGINNING]

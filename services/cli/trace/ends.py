@@ -104,9 +104,10 @@ def session(
         raise Permanent(msg)
     flow = tuple(dict.fromkeys(address for end in ends for address in (*end.addresses, *end.seen)))
     hosts = list(dict.fromkeys(hosts))
-    ports, places = _held(state, allocations, hosts)
+    ports, overlay_ports, places = _held(state, allocations, hosts)
     outer = tuple(dict.fromkeys((*_outer(state, hosts), *sorted(places))))
-    wish = TraceFlow(flow, outer, tuple(sorted(ports)), seconds, only.protocols, only.ports, only.sample)
+    every, overlays = tuple(sorted(ports | overlay_ports)), tuple(sorted(overlay_ports))
+    wish = TraceFlow(flow, outer, every, seconds, only.protocols, only.ports, only.sample, overlays)
     return Session(ends[0], ends[1], dict.fromkeys(hosts, wish))
 
 
@@ -200,9 +201,10 @@ def _outer(state: State, hosts: Iterable[HostId]) -> Iterator[Address]:
             yield address
 
 
-def _held(state: State, allocations: Allocations, hosts: Iterable[HostId]) -> tuple[set[int], set[Address]]:
-    """The UDP ports of outer packets, as the hosts' plans have them, and where gateways find each other."""
+def _held(state: State, allocations: Allocations, hosts: Iterable[HostId]) -> tuple[set[int], set[int], set[Address]]:
+    """The UDP ports of WireGuard's and of overlays' outer packets, as the hosts' plans have them, and where gateways find each other."""
     ports: set[int] = set()
+    overlay_ports: set[int] = set()
     places: set[Address] = set()
     for host in hosts:
         is_gateway = isinstance(state.host(host), Gateway)
@@ -211,9 +213,9 @@ def _held(state: State, allocations: Allocations, hosts: Iterable[HostId]) -> tu
                 case WireguardLink():
                     ports.add(item.listen_port)
                 case VxlanLink() | GeneveLink():
-                    ports.add(item.port)
+                    overlay_ports.add(item.port)
                 case WireguardPeer(endpoint=endpoint) if endpoint is not None:
                     ports.add(endpoint.port)
                     if is_gateway and endpoint.address is not None:
                         places.add(endpoint.address)
-    return ports, places
+    return ports, overlay_ports, places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Iterator
@@ -12,11 +13,15 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.commands import TraceFlow
-from schemas.host_objects import TRACE_TABLE
+from schemas.host_objects import TRACE_GROUP, TRACE_PREFIX, TRACE_TABLE
 from schemas.values import Address
 from services.cli.lab import namespaces
+from services.kernel import trace_table
 from services.kernel.listening import datagrams, listening
 from services.kernel.netlink import NETLINK_NETFILTER
+from services.kernel.nflog import group_socket, shown
+from services.kernel.nfnetlink.engine import mapped
+from services.kernel.nfnetlink.exchange import Exchange
 from services.kernel.nftrace import GROUP, trace_events
 from services.kernel.trace_rules import SESSIONS_MAX
 from services.planner.compile import uplinks
@@ -27,7 +32,7 @@ from tests.topologies import node
 
 PLAN = {item.key: item for item in uplinks.objects(node("worker-1", 1))}
 ENDS = (Address("127.0.0.1"), Address("127.0.0.2"), Address("::1"))
-WISH = TraceFlow(ENDS, (Address("172.18.0.11"), Address("172.18.0.12")), (51871, 4789), 60)
+WISH = TraceFlow(ENDS, (Address("172.18.0.11"), Address("172.18.0.12")), (51871, 4789), 60, overlay_ports=(4789,))
 OTHER = replace(WISH, flow=(Address("10.0.0.1"), Address("10.0.0.2")))
 
 
@@ -126,6 +131,52 @@ def test_a_table_in_the_way_is_replaced(host: LinuxMachine) -> None:
     assert list(host.kernel.read({})) == []
     with pytest.raises(AssertionError, match="not permitted"):
         host.run(f"nft delete table inet {TRACE_TABLE}")
+
+
+@pytest.mark.privileged
+def test_an_overlays_packet_is_shown_by_the_rule_that_tells_of_it(host: LinuxMachine) -> None:
+    """Once, though two flows ask for it, with as much of it as holds what is inside; another's is only told of."""
+    outer, ports = ENDS[:2], (6081, 4789)
+    with ExitStack() as stack:
+        listener = stack.enter_context(namespaces.inside(host.namespace, lambda: listening(NETLINK_NETFILTER, (GROUP,), 1 << 20)))
+        group = stack.enter_context(namespaces.inside(host.namespace, lambda: group_socket(TRACE_GROUP)))
+        sender = stack.enter_context(namespaces.inside(host.namespace, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)))
+        sender.bind((ENDS[0], 40000))
+        for flow in (OTHER.flow, (Address("10.0.0.3"), Address("10.0.0.4"))):
+            assert host.kernel.trace(replace(WISH, flow=flow, outer=outer, ports=ports, overlay_ports=(4789,)))
+        for port in ports:
+            sender.sendto(bytes(300), (ENDS[1], port))
+        packets = [item for data in datagrams(group, 1 << 16) for item, _ in shown(data or b"")]
+        events = [event for data in datagrams(listener, 1 << 16) for event in trace_events(data or b"")]
+    assert [(item.prefix, len(item.data), bool(item.iif)) for item in packets] == [(TRACE_PREFIX, 192, False), (TRACE_PREFIX, 192, True)]
+    begun = [event for event in events if event.kind == "rule" and event.chain in ("leaving", "arriving")]
+    assert {(int.from_bytes(event.transport[2:4]), event.verdict) for event in begun if event.transport} == {
+        (6081, "continue"),
+        (4789, "accept"),
+    }
+
+
+@pytest.mark.privileged
+def test_a_kernel_that_cannot_show_packets_tells_of_them(host: LinuxMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without NFLOG refuses rules that show; it is asked again for each table, not for each flow."""
+    send, asked = trace_table._send, list[bool]()
+
+    def refusing(exchange: Exchange, messages: list[bytes]) -> None:
+        shows = any(b"log\0" in each for each in messages)
+        asked.append(shows)
+        if shows:
+            raise mapped(errno.ENOENT, "nft: cannot trace")
+        send(exchange, messages)
+
+    monkeypatch.setattr(trace_table, "_send", refusing)
+    assert [host.kernel.trace(wish) for wish in (WISH, replace(OTHER, overlay_ports=()))] == [False, True]
+    listed = host.run(f"nft list table inet {TRACE_TABLE}")
+    assert "@overlays_1" in listed
+    assert "log" not in listed
+    assert sum(asked) == 1
+    monkeypatch.undo()
+    host.restart()
+    assert host.kernel.trace(WISH)
 
 
 def told(host: LinuxMachine, wish: TraceFlow, **ports: int) -> set[str]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from schemas import codec
 from schemas.commands import TraceFlow, Tracing
@@ -56,6 +58,23 @@ async def test_what_is_asked_is_answered_with_what_the_kernel_was_given() -> Non
         await traces.ask(codec.encode(WISH), HostPlan(Name("rome"), Name("gateway"), {}))
     with pytest.raises(MeshmarkError, match="trace: "):
         await traces.ask(b'{"flow":["10.200.1.10"],"protocols":["gre"]}', GATEWAY_PLAN)
+
+
+class Blind(FakeKernel):
+    """A kernel without NFLOG."""
+
+    def trace(self, wish: TraceFlow) -> bool:
+        super().trace(wish)
+        return not wish.overlay_ports
+
+
+async def test_a_kernel_that_cannot_show_packets_traces_and_that_is_logged_once() -> None:
+    """Whatever else is traced in between."""
+    traces, overlay = Traces(Blind(), at_once), replace(WISH, ports=(51871, 4789), overlay_ports=(4789,))
+    with capture_logs() as said:
+        for wish in (WISH, overlay, WISH, replace(overlay, seconds=60)):
+            assert codec.decode(await traces.ask(codec.encode(wish), GATEWAY_PLAN), Tracing).elements > 0
+    assert [line["event"] for line in said] == ["overlay_packets_unshown"]
 
 
 async def test_the_kernel_forgets_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,3 +71,18 @@ def test_what_is_cut_off_or_something_else_is_not_guessed() -> None:
     packet = packet_of(outer(_VXLAN + bytes(12) + b"\x08\x06" + bytes(28), 4789))
     assert packet is not None
     assert inner_of(packet, "VXLAN") is None
+    packet = packet_of(outer(_GENEVE.replace(b"\x65\x58", b"\x08\x00") + _FRAME, 6081))  # an IPv4 packet follows, and no frame
+    assert packet is not None
+    assert inner_of(packet, "GENEVE") is None
+
+
+@pytest.mark.parametrize("offset,ports", [(0, (4000, 53)), (170, (0, 0))])
+def test_an_ipv6_fragment_says_what_it_is_of(offset: int, ports: tuple[int, int]) -> None:
+    """Its protocol and number, and of the first one the ports; cut off before that, nothing."""
+    data = b"\x60\0\0\0\0\x10\x2c\x40" + bytes(32) + struct.pack(">BBHI", 17, 0, offset << 3 | 1, 99) + struct.pack(">HHHH", 4000, 53, 8, 0)
+    found, less = packet_of(data), packet_of(data[:47])
+    assert found is not None
+    assert (found.fragment, found.protocol, found.ident) == (True, 17, 99)
+    assert (found.source_port, found.destination_port) == ports
+    assert less is not None
+    assert (less.fragment, less.protocol, less.ident) == (True, None, 0)

@@ -15,20 +15,26 @@ WISH = TraceFlow(
     (Address("10.200.1.10"), Address("10.200.2.10"), Address("10.200.1.10")),
     (Address("172.18.0.11"), Address("172.18.0.12")),
     (51871, 4789),
+    overlay_ports=(4789,),
 )
 BETWEEN = "ip saddr @flows_1 ip daddr @flows_1"
 INNER, OUTER = "limit rate 200/second burst 100 packets", "limit rate 400/second burst 200 packets"
 
 
-def texts(wish: TraceFlow) -> list[str]:
-    return [rule_text(rule) for rule in Session(1, wish).rules()]
+BETWEEN_OUTER = "ip saddr @outer_1 ip daddr @outer_1"
+SHOWN = 'log prefix "meshmark trace" group 5188 snaplen 192'
+
+
+def texts(wish: TraceFlow, *, shows: bool = True) -> list[str]:
+    return [rule_text(rule) for rule in Session(1, wish).rules(shows=shows)]
 
 
 def test_a_flow_and_what_carries_it() -> None:
-    """Between any two of its addresses, and outer packets by their port; each sampled."""
+    """Between any two of its addresses, and outer packets by their port; each sampled. An overlay's is shown by what tells of it."""
     assert texts(WISH) == [
         f"{BETWEEN} {INNER} meta nftrace set 1",
-        f"ip saddr @outer_1 ip daddr @outer_1 udp dport @ports_1 {OUTER} meta nftrace set 1",
+        f"{BETWEEN_OUTER} udp dport @ports_1 {OUTER} meta nftrace set 1",
+        f"{BETWEEN_OUTER} udp dport @overlays_1 {OUTER} {SHOWN} meta nftrace set 1 accept",
     ]
     assert [(item.set, item.element) for item in Session(1, WISH).elements()] == [
         ("flows_1", "10.200.1.10"),
@@ -36,13 +42,29 @@ def test_a_flow_and_what_carries_it() -> None:
         ("outer_1", "172.18.0.11"),
         ("outer_1", "172.18.0.12"),
         ("ports_1", "51871"),
-        ("ports_1", "4789"),
+        ("overlays_1", "4789"),
     ]
     assert [(item.name, item.key_type, item.timeout) for item in Session(1, WISH).sets()] == [
         ("flows_1", "ipv4_addr", True),
         ("outer_1", "ipv4_addr", True),
         ("ports_1", "inet_service", True),
+        ("overlays_1", "inet_service", True),
     ]
+
+
+def test_what_a_kernel_cannot_show_it_tells_of_all_the_same() -> None:
+    """Without NFLOG, as others are told of."""
+    (rule,) = (text for text in texts(WISH, shows=False) if "@overlays_1" in text)
+    assert rule == f"{BETWEEN_OUTER} udp dport @overlays_1 {OUTER} meta nftrace set 1"
+
+
+def test_whoever_names_no_overlay_has_nothing_shown() -> None:
+    """As a command of before; and outer packets may be an overlay's alone."""
+    before = replace(WISH, overlay_ports=())
+    assert texts(before)[1:] == [f"{BETWEEN_OUTER} udp dport @ports_1 {OUTER} meta nftrace set 1"]
+    assert [item.element for item in Session(1, before).elements() if item.set == "ports_1"] == ["51871", "4789"]
+    alone = replace(WISH, ports=(4789,))
+    assert [("@ports_1" in text, "@overlays_1" in text) for text in texts(alone)[1:]] == [(False, True)]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +84,7 @@ def test_a_flow_and_what_carries_it() -> None:
 )
 def test_only_what_is_meant_of_a_flow(fields: dict[str, object], expected: list[str]) -> None:
     """A busy pair of hosts with one traced port tells of that alone; a port is the one of either end."""
-    found = texts(replace(WISH, **fields))[:-1]
+    found = texts(replace(WISH, **fields))[:-2]
     assert found == [f"{BETWEEN} {which} {INNER} meta nftrace set 1" for which in expected]
 
 
@@ -79,4 +101,4 @@ def test_only_two_chains_have_rules() -> None:
     found = chains([Session(1, WISH), Session(2, WISH)])
     assert {(chain.name, chain.hook) for chain in found if chain.rules} == set(BEGINNING)
     assert {chain.hook for chain in found} == {"prerouting", "input", "forward", "output", "postrouting"}
-    assert len(found[0].rules) == 4
+    assert len(found[0].rules) == 6

@@ -206,7 +206,8 @@ async def test_hosts_on_the_way_are_asked_and_heard(mesh: StubBroker, capsys, mo
     (wish,) = set(asked.values())
     assert wish.flow == ("10.200.1.10", "fd00:200:0:1::10", "10.200.2.10")
     assert wish.outer == ("172.18.0.11", "2001:db8:18::11", "172.18.0.12", "2001:db8:18::12")
-    assert 51871 in wish.ports
+    assert (51871 in wish.ports, 51871 in wish.overlay_ports) == (True, False)
+    assert set(wish.overlay_ports) <= set(wish.ports)
     told_of = capsys.readouterr()
     assert told_of.out.count("to-crypto") == 2
     assert "rome/worker-2 lost events of traced packets: 5" in told_of.err

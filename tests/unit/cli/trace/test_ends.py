@@ -27,6 +27,7 @@ def test_a_flow_between_clusters_is_followed_through_both_gateways() -> None:
     assert wish.flow == ("10.200.1.10", "10.63.1.10", "10.61.1.10")
     assert {"172.18.0.10", "172.18.1.10"} <= set(wish.outer)
     assert {51840, 51841, 51842, 4789} <= set(wish.ports)
+    assert wish.overlay_ports == (4789,)
 
 
 def test_a_service_is_the_far_ends_address_for_who_dials_it() -> None:
