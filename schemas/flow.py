@@ -88,12 +88,17 @@ class Layer4(Struct, **_SAID, rename={"tcp": "TCP", "udp": "UDP", "sctp": "SCTP"
 
 
 class Tunnel(Struct, **_SAID, rename={"ip": "IP"}):
-    """The outer headers of an overlay packet. What is inside is cut off, so that such a flow has no `IP` of its own."""
+    """The outer headers of an overlay packet. `length` is the outer packet's in bytes, which Hubble has no field for.
+
+    `IP`, `l4`, `Summary` and `length` of such a flow are those of the packet inside, as in Hubble. Where the kernel did not show that, the
+    flow has no `IP` and `l4`, and its `length` is the outer packet's, too.
+    """
 
     protocol: Literal["VXLAN", "GENEVE"]
     ip: IP
     l4: Layer4
     vni: int = 0
+    length: int = 0
 
 
 class FlowEnd(Struct, **_SAID):
@@ -164,7 +169,7 @@ class FlowEvent(
     kw_only=True,
     rename={"ip": "IP", "kind": "Type", "summary": "Summary"},
 ):
-    """One packet at one point. `length` is the packet's in bytes, from its network header on."""
+    """One packet at one point. `length` is the packet's in bytes, from its network header on; with a `tunnel`, see there."""
 
     time: str
     uuid: str
@@ -197,7 +202,12 @@ class FlowEvent(
     @property
     def outer(self) -> IP | None:
         """The addresses by which the packet is on its way: its own, or those of what it is wrapped in."""
-        return self.ip or (self.tunnel.ip if self.tunnel else None)
+        return self.tunnel.ip if self.tunnel else self.ip
+
+    @property
+    def outer_length(self) -> int:
+        """The length of what is on its way."""
+        return (self.tunnel.length if self.tunnel else 0) or self.length
 
 
 class LostEvents(Struct, **_SAID):

@@ -8,8 +8,9 @@ import re
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,9 +18,11 @@ from msgspec.structs import replace
 
 from schemas.commands import TraceFlow
 from schemas.flow import FlowEvent, Layer4
+from schemas.host_objects import TRACE_GROUP
 from schemas.plan import HostPlan
 from schemas.values import Address, Family
 from services.auditor.trace.flows import Flows
+from services.auditor.trace.inners import Inners
 from services.auditor.trace.passages import Passages
 from services.auditor.trace.trails import Trail
 from services.auditor.trace.verdicts import courses, judged
@@ -28,14 +31,17 @@ from services.cli.lab import namespaces
 from services.cli.lab.layout import PREFIX, host_namespace
 from services.cli.trace import forms
 from services.cli.trace.ends import Session
-from services.kernel.listening import listening
+from services.kernel.listening import datagrams, listening
 from services.kernel.netlink import NETLINK_NETFILTER
+from services.kernel.nflog import group_socket, shown
 from services.kernel.nftrace import GROUP, trace_events
 from services.planner.state import HostId
+from services.runtime.errors import Conflict
 from tests.hosts import LinuxHost
 
 _BUFFER_BYTES = 4 << 20
 _BEGIN_S = 1_000_000_000.0
+_SHOWN = "shown"
 _HANDLE = re.compile(r"handle \d+")
 
 
@@ -79,22 +85,30 @@ def address(case: Case) -> Address:
 
 
 class Recorded(Struct):
-    """What a kernel told, as datagrams with when they came (seconds), and its links by number."""
+    """What a kernel told, as datagrams with when they came (seconds), its links by number, and the datagrams that show packets.
+
+    Of what was told by then, all has been shown: what shows a packet is not later than what tells of it.
+    """
 
     links: dict[int, str]
     datagrams: list[tuple[float, bytes]]
+    shown: list[tuple[float, bytes]] = []
 
     def write(self, path: Path) -> None:
-        """A line of links, then one for each datagram."""
+        """A line of links, then one for each datagram; those that show packets say so."""
         lines = [" ".join(f"{number}={name}" for number, name in sorted(self.links.items()))]
         lines += [f"{at_s:.6f} {base64.b64encode(data).decode()}" for at_s, data in self.datagrams]
+        lines += [f"{at_s:.6f} {base64.b64encode(data).decode()} {_SHOWN}" for at_s, data in self.shown]
         path.write_text("\n".join(lines) + "\n", encoding="ascii")
 
     @classmethod
     def read(cls, path: Path) -> Recorded:
         first, *rest = path.read_text(encoding="ascii").splitlines()
         links = {int(number): name for number, _, name in (word.partition("=") for word in first.split())}
-        return cls(links, [(float(at_s), base64.b64decode(data)) for at_s, _, data in (line.partition(" ") for line in rest)])
+        found: dict[bool, list[tuple[float, bytes]]] = {False: [], True: []}
+        for at_s, data, *what in (line.split(" ") for line in rest):
+            found[what == [_SHOWN]].append((float(at_s), base64.b64decode(data)))
+        return cls(links, found[False], found[True])
 
 
 def flows(plan: HostPlan, recorded: Recorded, comment: str = "") -> list[FlowEvent]:
@@ -107,10 +121,13 @@ def flows(plan: HostPlan, recorded: Recorded, comment: str = "") -> list[FlowEve
         lambda: f"{plan.cluster}/{plan.host}-{next(numbers)}",
         lambda _: comment,
     )
-    passages, found, at_s = Passages(), list[FlowEvent](), _BEGIN_S
+    passages, inners, found, at_s = Passages(), Inners(), list[FlowEvent](), _BEGIN_S
+    waiting = deque(recorded.shown)
     for at_s, data in recorded.datagrams:
+        while waiting and waiting[0][0] <= at_s:
+            inners.show((item for item, _ in shown(waiting.popleft()[1])), _BEGIN_S + at_s)
         for event in trace_events(data):
-            for passage in passages.hear(event, _BEGIN_S + at_s):
+            for passage in passages.hear(event, _BEGIN_S + at_s, inners.of(event)):
                 found += made.of(passage)
     for passage in passages.idle(_BEGIN_S + at_s + 1):
         found += made.of(passage)
@@ -118,9 +135,12 @@ def flows(plan: HostPlan, recorded: Recorded, comment: str = "") -> list[FlowEve
 
 
 class Recorder:
-    """Listens to the kernels of hosts, and lends them what a trace needs."""
+    """Listens to the kernels of hosts, and lends them what a trace needs.
 
-    def __init__(self, hosts: dict[HostId, LinuxHost], sockets: dict[HostId, socket.socket]) -> None:
+    Each has a socket for what is told, and one for what is shown, None where an auditor is shown that already.
+    """
+
+    def __init__(self, hosts: dict[HostId, LinuxHost], sockets: dict[HostId, tuple[socket.socket, socket.socket | None]]) -> None:
         self._hosts = hosts
         self._sockets = sockets
         self._began_s = time.time()
@@ -132,23 +152,26 @@ class Recorder:
 
     def take(self) -> None:
         """Read what has come until now."""
-        for host, opened in self._sockets.items():
-            while True:
-                try:
-                    data = opened.recv(1 << 16)
-                except BlockingIOError:
-                    break
-                self.found[host].datagrams.append((time.time() - self._began_s, data))
+        for host, (telling, showing) in self._sockets.items():
+            first_s = time.time() - self._began_s
+            told = [(time.time() - self._began_s, data) for data in datagrams(telling, 1 << 16) if data]
+            self.found[host].datagrams += told
+            if showing is not None:
+                self.found[host].shown += [(first_s, data) for data in datagrams(showing, 1 << 16) if data]
 
 
 @contextmanager
 def recording(hosts: dict[HostId, LinuxHost]) -> Iterator[Recorder]:
     """Listen to these hosts while the body runs."""
     with ExitStack() as stack:
-        sockets = {}
+        sockets: dict[HostId, tuple[socket.socket, socket.socket | None]] = {}
         for host in hosts:
-            opened = namespaces.inside(host_namespace(*host), lambda: listening(NETLINK_NETFILTER, (GROUP,), _BUFFER_BYTES))
-            sockets[host] = stack.enter_context(opened)
+            telling = namespaces.inside(host_namespace(*host), lambda: listening(NETLINK_NETFILTER, (GROUP,), _BUFFER_BYTES))
+            stack.enter_context(telling)
+            sockets[host] = telling, None
+            with suppress(Conflict):
+                showing = namespaces.inside(host_namespace(*host), lambda: group_socket(TRACE_GROUP))
+                sockets[host] = telling, stack.enter_context(showing)
         yield Recorder(hosts, sockets)
 
 

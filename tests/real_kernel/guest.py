@@ -33,6 +33,9 @@ TRACE = "tests/trace/"
 TRACED = {
     "test_points.py": ("native", "overlay", "geneve"),
     "test_broken.py": ("peer removed", "outer overlay in clear"),
+    "test_inside.py": ("geneve",),
+    "test_sessions.py": ("fragmented-geneve in clear-4",),
+    "test_between_clusters.py": ("4",),
 }
 """By file, those cases."""
 ROOT = Path(__file__).parent.parent.parent

@@ -46,8 +46,8 @@ def arranged(rome: Rome, case: Case) -> Iterator[None]:
             rome.hosts[host].run("ip", "rule", "add", "priority", str(priority), *_RULES[priority].split())
 
 
-def traced(rome: Rome, case: Case) -> tuple[Session, dict[HostId, Recorded]]:
-    """One echo request of a flow that has begun, and what the hosts on its way told of it."""
+def traced(rome: Rome, case: Case, count: int = 1) -> tuple[Session, dict[HostId, Recorded]]:
+    """Echo requests of a flow that has begun, one after the other, and what the hosts on its way told of them."""
     with arranged(rome, case):
         wanted, place = rome.session(case.source, case.to), place_of(case.source)
         hosts = {host: rome.hosts[host] for host in wanted.hosts}
@@ -58,7 +58,7 @@ def traced(rome: Rome, case: Case) -> tuple[Session, dict[HostId, Recorded]]:
         with recording(hosts) as recorder:
             for wish in set(wanted.hosts.values()):
                 recorder.lend(wish)
-            assert echo(place, address(case), recorder) == case.answered
+            assert echo(place, address(case), recorder, count) == (count if case.answered else 0)
             return wanted, recorder.found
 
 

@@ -1,4 +1,4 @@
-"""Outer packets, and which of them may carry a packet: by their lengths, their peer and their order. Pure.
+"""Outer packets, and which of them may carry a packet: by what is seen inside, else by their lengths, their peer and their order. Pure.
 
 A packet larger than the MTU of the device is seen whole by the rules, as connection tracking puts its fragments together, and leaves in
 pieces: several outer packets then carry it. Their lengths follow from that of the first one.
@@ -14,6 +14,7 @@ from typing import Literal
 from msgspec import Struct
 
 from schemas.flow import FlowEvent
+from services.auditor.trace.groups import is_piece, pieces_of
 
 Kind = Literal["wireguard", "overlay"]
 
@@ -33,9 +34,15 @@ _PIECE_MIN_BYTES = 552
 
 
 class Carried(Struct, frozen=True):
-    """The outer packets that carry a packet, more than one where it left in fragments."""
+    """The outer packets that carry a packet, more than one where it left in fragments.
+
+    `by_headers` says that the packet was seen inside; `is_named` that it was by what no other one has: all fragments of a packet have one
+    number, but of IPv6's the packet itself has none.
+    """
 
     events: tuple[FlowEvent, ...]
+    by_headers: bool = False
+    is_named: bool = False
 
     @property
     def in_pieces(self) -> bool:
@@ -85,16 +92,41 @@ class Carriers:
 
     def _take(self, event: FlowEvent, near: Sequence[FlowEvent]) -> Carried | None:
         possible = [item for item in near if item.uuid not in self._taken and (self._kind == "overlay" or _is_for_peer(item, event))]
-        found = carrying(self._kind, event, possible)
-        if not found:
-            return None
-        self._taken.update(item.uuid for item in found)
-        return Carried(found)
+        found = holding(event, [item for item in possible if is_open(item)])
+        if found is None and (guessed := carrying(self._kind, event, [item for item in possible if not is_open(item)])):
+            found = Carried(guessed)
+        if found is not None:
+            self._taken.update(item.uuid for item in found.events)
+        return found
+
+
+def is_open(outer: FlowEvent) -> bool:
+    """Whether it is an overlay packet of which is known what is inside."""
+    return outer.tunnel is not None and outer.ip is not None
+
+
+def holding(event: FlowEvent, possible: Sequence[FlowEvent]) -> Carried | None:
+    """The first of these open overlay packets that holds the packet, or those that hold its fragments."""
+    inside = [item for item in possible if _has_its_ends(item, event)]
+    whole = next((item for item in inside if item.corr and event.corr and item.corr.group == event.corr.group), None)
+    if whole is not None:
+        return Carried((whole,), by_headers=True, is_named=True)
+    named = pieces_of(event.corr) if event.corr else None
+    groups = dict.fromkeys(item.corr.group for item in inside if item.corr and is_piece(item.corr) and named in (None, item.corr.group))
+    for group in groups:
+        if pieces := carrying("overlay", event, [item for item in inside if item.corr and item.corr.group == group]):
+            return Carried(pieces, by_headers=True, is_named=named is not None)
+    return None
+
+
+def _has_its_ends(outer: FlowEvent, event: FlowEvent) -> bool:
+    found, wanted = outer.ip, event.ip
+    return found is not None and wanted is not None and (found.source, found.destination) == (wanted.source, wanted.destination)
 
 
 def carrying(kind: Kind, event: FlowEvent, possible: Sequence[FlowEvent]) -> tuple[FlowEvent, ...]:
     """The first of these that may carry the packet, or the first ones that may carry it in pieces; nothing where none may."""
-    whole = next((item for item in possible if may_carry(kind, item, event.length)), None)
+    whole = next((item for item in possible if may_carry(kind, item, event.outer_length)), None)
     if whole is not None:
         return (whole,)
     for place, first in enumerate(possible):
@@ -111,8 +143,10 @@ def may_carry(kind: Kind, outer: FlowEvent, length: int) -> bool:
 
 
 def _carried_bytes(kind: Kind, outer: FlowEvent) -> int:
+    if kind == "overlay" and is_open(outer):
+        return outer.length
     header = _IP_BYTES[outer.outer.ip_version] if outer.outer else 0
-    return outer.length - header - (_UDP_BYTES + _WIREGUARD_BYTES if kind == "wireguard" else _OVERLAY_BYTES)
+    return outer.outer_length - header - (_UDP_BYTES + _WIREGUARD_BYTES if kind == "wireguard" else _OVERLAY_BYTES)
 
 
 def _padded(length: int) -> int:
@@ -124,7 +158,7 @@ def _in_pieces(kind: Kind, first: FlowEvent, event: FlowEvent) -> Iterator[list[
     carried = _carried_bytes(kind, first)
     least = carried - _BLOCK_BYTES if kind == "wireguard" else carried - 1
     version = event.outer.ip_version if event.outer else "IPv4"
-    header, rest = _FRAGMENT_BYTES[version], event.length - _IP_BYTES[version]
+    header, rest = _FRAGMENT_BYTES[version], event.outer_length - _IP_BYTES[version]
     for piece in range(carried, max(least, _PIECE_MIN_BYTES - 1), -1):
         payload = piece - header
         if payload % _UNIT_BYTES == 0 and payload < rest:

@@ -27,7 +27,6 @@ from schemas.flow import (
     POINTS,
     TRACE_EVENT,
     Connection,
-    Correlation,
     Direction,
     EventType,
     FlowEvent,
@@ -43,9 +42,11 @@ from schemas.flow import (
 )
 from schemas.host_objects import WireguardLink
 from schemas.values import IPV4
+from services.auditor.trace.groups import inner_group, outer_group, piece_group
 from services.auditor.trace.passages import Passage, Sighting
 from services.auditor.trace.view import Role, View
 from services.kernel.headers import ECHO, ICMP, ICMPV6, SCTP, TCP, UDP, OverlayProtocol, Packet, WireguardHeader, tunnel
+from services.kernel.nflog import inner_of, packet_of
 from services.kernel.nftrace import TraceEvent, Tracked
 
 Text = Callable[[], str]
@@ -135,9 +136,9 @@ class Flows:
             mark=seen.mark,
             decrypted=view.was_decrypted(seen.mark),
             wg=wg,
-            corr=_outer_group(outer[1]) if outer else None if overlay else _inner_group(item),
+            corr=outer_group(outer[1]) if outer else None if overlay else inner_group(item),
         )
-        return _wrapped(event, item, overlay) if overlay else event
+        return _wrapped(event, item, overlay, passage.data) if overlay else event
 
     def _dropped(self, passage: Passage, drop: TraceEvent, seen: Sighting) -> FlowEvent:
         item, tracked, family = seen.packet, passage.tracked, _FAMILIES.get(drop.family, str(drop.family))
@@ -164,10 +165,10 @@ class Flows:
             ct=_connection(tracked),
             mark=seen.mark or drop.mark,
             decrypted=self._view.was_decrypted(seen.mark or drop.mark),
-            corr=_outer_group(outer[1]) if outer else None if overlay else _inner_group(item),
+            corr=outer_group(outer[1]) if outer else None if overlay else inner_group(item),
             because=self._because(f"chain {drop.table} {drop.chain}"),
         )
-        return _wrapped(event, item, overlay) if overlay else event
+        return _wrapped(event, item, overlay, passage.data) if overlay else event
 
     def _outer_wireguard(self, outer: _Outer, point: PointName, item: Packet) -> WireguardSeen:
         link, said = outer
@@ -189,13 +190,36 @@ class Flows:
         return self._view.peer_at(link.name, seen.packet.source, seen.packet.source_port) is not None
 
 
-def _wrapped(event: FlowEvent, item: Packet, protocol: OverlayProtocol) -> FlowEvent:
-    """What is inside an overlay packet is cut off: its addresses are nobody's but the outer ones, and are not repeated as such."""
+def _wrapped(event: FlowEvent, item: Packet, protocol: OverlayProtocol, data: bytes) -> FlowEvent:
+    """An overlay packet: its own headers as the tunnel's, and as the event's those of the packet inside, where that was shown."""
     header, ip, l4 = tunnel(item, protocol), event.ip, event.l4
     assert ip is not None
     assert l4 is not None
-    seen = Tunnel(protocol, replace(ip, source_xlated="", destination_xlated=""), l4, header.vni if header else 0)
-    return replace(event, ip=None, l4=None, tunnel=seen, summary=f"{protocol} {seen.vni}")
+    seen = Tunnel(protocol, replace(ip, source_xlated="", destination_xlated=""), l4, header.vni if header else 0, item.length)
+    inner = _inside(item, protocol, data)
+    if inner is None:
+        return replace(event, ip=None, l4=None, tunnel=seen, summary=wrapping(seen))
+    return replace(
+        event,
+        ip=_addresses(inner, inner),
+        l4=_layer4(inner),
+        tunnel=seen,
+        summary=summary(inner) + (", fragment" if inner.fragment else ""),
+        length=inner.length,
+        corr=piece_group(inner) if inner.fragment else inner_group(inner),
+    )
+
+
+def _inside(item: Packet, protocol: OverlayProtocol, data: bytes) -> Packet | None:
+    """The packet inside, from the first bytes of the outer one; None where these do not say, or it would not fit."""
+    outer = packet_of(data)
+    found = inner_of(outer, protocol) if outer is not None else None
+    return found[1] if found is not None and found[1].length < item.length else None
+
+
+def wrapping(found: Tunnel) -> str:
+    """The overlay and its network, as people write it."""
+    return f"{found.protocol} {found.vni}"
 
 
 def _addresses(item: Packet, later: Packet) -> IP:
@@ -254,27 +278,6 @@ def _connection(tracked: Tracked | None) -> Connection | None:
     if tracked is None:
         return None
     return Connection(tracked.id, tracked.state or "", "reply" if tracked.is_reply else "original", tracked.status)
-
-
-def _outer_group(said: WireguardHeader) -> Correlation:
-    """Receiver index and counter are the same bytes on both hosts, and no two packets of a session have the same."""
-    counter = "-" if said.counter is None else str(said.counter)
-    return Correlation(f"wg/{said.message}/{said.index:08x}/{counter}", "wireguard-counter", "exact")
-
-
-def _inner_group(item: Packet) -> Correlation:
-    """What of a packet is the same on all hosts, whatever is translated but ports. TTL and checksums are not."""
-    words = [str(item.protocol), f"{item.source_port}-{item.destination_port}", str(item.length)]
-    is_certain = False
-    if item.family == IPV4:
-        words.append(f"id {item.ident}")
-        is_certain = item.ident != 0
-    if item.echo_sequence is not None:
-        words.append(f"echo {item.kind} {item.echo_id} {item.echo_sequence}")
-        is_certain = True
-    if item.protocol == TCP:
-        words.append(item.transport[4:13].hex())
-    return Correlation("ip/" + "/".join(words), "headers", "high" if is_certain else "inferred")
 
 
 def when(at_s: float) -> str:

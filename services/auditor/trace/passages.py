@@ -34,7 +34,10 @@ class Sighting(Struct, frozen=True):
 
 
 class Passage(Struct):
-    """One packet's way. `drop` is the message that ended it, and `dropped` how the packet was then."""
+    """One packet's way. `drop` is the message that ended it, and `dropped` how the packet was then.
+
+    `data` are its first bytes where it was shown as well, which only overlay packets are.
+    """
 
     id: int
     at_s: float
@@ -43,6 +46,7 @@ class Passage(Struct):
     drop: TraceEvent | None = None
     dropped: Sighting | None = None
     last: Sighting | None = None
+    data: bytes = b""
 
 
 class Passages:
@@ -54,14 +58,14 @@ class Passages:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def hear(self, event: TraceEvent, now_s: float) -> list[Passage]:
-        """Take a message in; returns the passages that it ended, in their order."""
+    def hear(self, event: TraceEvent, now_s: float, data: bytes = b"") -> list[Passage]:
+        """Take a message in, with the packet's first bytes where it was shown; returns the passages that it ended, in their order."""
         ended: list[Passage] = []
         is_ours = event.table == TRACE_TABLE
         if is_ours and event.chain in _BEGINS and event.kind == "rule" and event.network:
             if (before := self._open.pop(event.id, None)) is not None:
                 ended.append(before)
-            self._open[event.id] = Passage(event.id, now_s, [])
+            self._open[event.id] = Passage(event.id, now_s, [], data=data)
         passage = self._open.get(event.id)
         if passage is None:
             return ended

@@ -5,10 +5,13 @@ What holds events together, from the surest to what is inferred:
 - outer packet to outer packet, host to host: WireGuard's receiver index and counter are the same bytes on both (``exact``);
 - inner packet to inner packet: protocol, ports, length, and IPv4's identification or an echo's number (``high``); without these two, as
   for UDP over IPv6, packets that are alike are told apart by their order alone (``inferred``);
-- inner to outer on one host: nothing in an encrypted packet names what is inside. The peer whose AllowedIPs hold the inner address must be
-  the one at the outer address, the lengths must fit, and order is kept (``inferred``). A packet that left in fragments has an outer packet
-  for each. Where both hosts come to the same outer packet each
-  by itself, it is ``high``.
+- inner to overlay packet on one host: by the same headers, where the kernel showed what is inside; else lengths must fit, and order is
+  kept (``inferred``);
+- inner to WireGuard's outer packet on one host: nothing in an encrypted packet names what is inside. The peer whose AllowedIPs hold the
+  inner address must be the one at the outer address, the lengths must fit, and order is kept (``inferred``). Where both hosts come to the
+  same outer packet each by itself, it is ``high``.
+
+A packet that left in fragments has an outer packet for each.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from msgspec.structs import replace
 
 from schemas.flow import Correlation, FlowEvent
 from services.auditor.trace.carriers import Carried, Carriers, carrying, may_carry, seconds
+from services.auditor.trace.groups import HEADERS
 
 Way = Literal["forward", "reply"]
 WaysOf = Callable[[FlowEvent], tuple[Way, ...]]
@@ -29,6 +33,7 @@ WaysOf = Callable[[FlowEvent], tuple[Way, ...]]
 _SAME_PACKET_S = 5.0
 _GUESSED, _GUESSED_PIECES = "allowed-ips, order and length", "allowed-ips, order and lengths of fragments"
 _UNWRAPPED, _UNWRAPPED_PIECES = "order and length", "order and lengths of fragments"
+_SEEN_PIECES = f"{HEADERS} and lengths of fragments"
 
 
 class Link(Struct, frozen=True):
@@ -100,7 +105,7 @@ def _add_received(trail: Trail, event: FlowEvent, outer: Carriers) -> None:
             trail.outer += _found(received, outer)
         return
     # The other host's guess leads to packets that fit what came out here.
-    fits = [item for item in known if may_carry("wireguard", item, event.length)] or carrying("wireguard", event, known)
+    fits = [item for item in known if may_carry("wireguard", item, event.outer_length)] or carrying("wireguard", event, known)
     groups = {item.corr.group for item in fits if item.corr}
     trail.outer = [_surer(link) if link.event.corr and link.event.corr.group in groups else link for link in trail.outer]
 
@@ -135,7 +140,7 @@ def _inner(ordered: Sequence[FlowEvent], ways_of: WaysOf, route: tuple[str, ...]
 
 
 def _is_inner(event: FlowEvent) -> bool:
-    return event.ip is not None and not (event.wg and event.wg.msg_type)
+    return event.ip is not None and event.tunnel is None and not (event.wg and event.wg.msg_type)
 
 
 def _fits(trail: Trail, event: FlowEvent) -> bool:
@@ -155,6 +160,11 @@ def _wrapped(event: FlowEvent, overlay: Carriers) -> Iterator[Link]:
         found = overlay.before(event)
     else:
         return
-    if found is not None:
-        method = _UNWRAPPED_PIECES if found.in_pieces else _UNWRAPPED
-        yield from (Link(item, Correlation(item.uuid, method, "inferred")) for item in found.events)
+    if found is None:
+        return
+    for item in found.events:
+        if found.by_headers and event.corr is not None:
+            method, sure = _SEEN_PIECES if found.in_pieces else HEADERS, event.corr.confidence if found.is_named else "inferred"
+            yield Link(item, Correlation(event.corr.group, method, sure))
+        else:
+            yield Link(item, Correlation(item.uuid, _UNWRAPPED_PIECES if found.in_pieces else _UNWRAPPED, "inferred"))

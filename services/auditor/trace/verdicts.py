@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from schemas.flow import Confidence, Encryption, FlowEvent
+from services.auditor.trace.carriers import is_open
 from services.auditor.trace.trails import Trail, Way
 
 UNSEEN = "?"
@@ -99,12 +100,16 @@ def courses(found: Iterable[Trail]) -> tuple[Course, ...]:
 
 
 def judged(found: Iterable[Trail]) -> Iterator[tuple[Way | None, FlowEvent]]:
-    """All events of trails, each with the verdict of the packet that it is about, or that is inside; of outer ones no way is said."""
+    """All events of trails, each with the verdict of the packet that it is about, or that is inside; of outer ones no way is said.
+
+    Those of overlay packets that show the packet itself go its way.
+    """
     for trail in found:
         known = packet_verdict(trail)
         for node in trail.nodes():
             own = {event.uuid for event in trail.seen}
-            yield from ((trail.way if event.uuid in own else None, replace(event, encryption=known)) for event in trail.at(node))
+            for event in trail.at(node):
+                yield trail.way if event.uuid in own or is_open(event) else None, replace(event, encryption=known)
 
 
 def _course(way: Way, found: list[Trail]) -> Course:

@@ -117,5 +117,5 @@ def _ports(l4: Layer4 | None) -> tuple[int, ...]:
 
 
 def _addresses(event: FlowEvent) -> tuple[str, ...]:
-    found = event.outer
-    return (found.source, found.destination, found.source_xlated, found.destination_xlated) if found else ()
+    found = (event.ip, event.tunnel.ip if event.tunnel else None)
+    return tuple(each for ip in found if ip for each in (ip.source, ip.destination, ip.source_xlated, ip.destination_xlated))

@@ -10,7 +10,9 @@ from datetime import datetime
 
 from rich.markup import escape
 
-from schemas.flow import IP, Encryption, FlowEvent
+from schemas.flow import IP, Encryption, FlowEvent, Layer4
+from services.auditor.trace.flows import wrapping
+from services.auditor.trace.groups import HEADERS
 from services.auditor.trace.trails import Trail, Way
 from services.auditor.trace.verdicts import UNSEEN, Course, Crossing, Hop, crossings, verdict
 from services.cli.trace.ends import Session
@@ -50,7 +52,7 @@ def row(event: FlowEvent, way: Way | None, session: Session) -> list[str]:
     source, destination = _ends(event, way, session)
     link = event.interface.name if event.interface else ""
     cells = [_time(event), event.node_name, source, destination, point_of(event), event.verdict]
-    return [*map(escape, cells), _coloured(event), escape(link), escape(" ".join((event.summary, *_reason(event))))]
+    return [*map(escape, cells), _coloured(event), escape(link), escape(" ".join((event.summary, *_wrapping(event), *_reason(event))))]
 
 
 def summary(courses: Iterable[Course], session: Session) -> Iterator[str]:
@@ -101,11 +103,12 @@ def _drawn(trail: Trail) -> Iterator[str]:
 
 
 def _drawn_point(event: FlowEvent) -> str:
-    found, link = event.outer, event.interface.name if event.interface else ""
+    link = event.interface.name if event.interface else ""
     name = "DROPPED" if event.verdict == "DROPPED" else point_of(event)
-    ends = f"{_with_port(event, found, source=True)} → {_with_port(event, found, source=False)}" if found else ""
+    found, l4 = _shown(event)
+    ends = f"{_with_port(found.source, l4, source=True)} → {_with_port(found.destination, l4, source=False)}" if found else ""
     words = [f"{_INDENT}{name:13} {link:15} {ends}", f"({event.summary})", *_more(event, link=False)]
-    if event.corr is not None and event.corr.method != "headers":
+    if event.corr is not None and (event.corr.method != HEADERS or event.tunnel is not None):
         words.append(f"[{event.corr.method}: {event.corr.confidence}]")
     return escape(" ".join(words))
 
@@ -139,28 +142,33 @@ def _time(event: FlowEvent) -> str:
 
 def _ends(event: FlowEvent, way: Way | None, session: Session) -> tuple[str, str]:
     """Source and destination, with who that is."""
-    found = event.outer
+    found, l4 = _shown(event)
     if found is None:
         return "?", "?"
     ends = {"forward": (session.source, session.destination), "reply": (session.destination, session.source)}.get(way or "", (None, None))
     source, destination = (
-        _with_port(event, found, source=is_source) + (f" ({end.name})" if end is not None and end.name != address else "")
+        _with_port(address, l4, source=is_source) + (f" ({end.name})" if end is not None and end.name != address else "")
         for end, address, is_source in ((ends[0], found.source, True), (ends[1], found.destination, False))
     )
     return source, destination
 
 
-def _with_port(event: FlowEvent, found: IP, *, source: bool) -> str:
-    address = found.source if source else found.destination
-    ports = ports_of(event.l4 or (event.tunnel.l4 if event.tunnel else None))
-    if ports is None:
+def _shown(event: FlowEvent) -> tuple[IP | None, Layer4 | None]:
+    """The addresses and ports that stand for a packet: those inside, where they are known."""
+    return (event.outer, event.tunnel.l4) if event.ip is None and event.tunnel is not None else (event.ip, event.l4)
+
+
+def _with_port(address: str, l4: Layer4 | None, *, source: bool) -> str:
+    ports = ports_of(l4)
+    if ports is None or not (ports.source_port or ports.destination_port):
         return address
     number = ports.source_port if source else ports.destination_port
     return f"[{address}]:{number}" if ":" in address else f"{address}:{number}"
 
 
 def _more(event: FlowEvent, *, link: bool = True) -> Iterator[str]:
-    """What is known of a point beside the packet: link, mark, translation, encryption of the outer packet, why it was dropped."""
+    """What is known of a point beside the packet: what is around it, link, mark, translation, outer encryption, why it was dropped."""
+    yield from _wrapping(event)
     if link and event.interface and event.interface.name:
         yield f"dev {event.interface.name}"
     if event.mark:
@@ -174,6 +182,14 @@ def _more(event: FlowEvent, *, link: bool = True) -> Iterator[str]:
     if event.ip is not None and event.ip.encrypted:
         yield "encrypted outer packet"
     yield from _reason(event)
+
+
+def _wrapping(event: FlowEvent) -> Iterator[str]:
+    """The overlay packet around one that is shown itself."""
+    found = event.tunnel
+    if event.ip is not None and found is not None:
+        ends = (_with_port(address, found.l4, source=place == 0) for place, address in enumerate((found.ip.source, found.ip.destination)))
+        yield f"in {wrapping(found)} {' → '.join(ends)}"
 
 
 def _reason(event: FlowEvent) -> Iterator[str]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from schemas.encryption import PLAINTEXT
 from schemas.flow import FlowEvent
 from services.auditor.trace.trails import trails
+from services.auditor.trace.verdicts import packet_verdict
 from services.cli.trace.ends import Session, session
 from services.planner.compile import compile_host
 from services.planner.core import Core, settle_rollouts
@@ -22,8 +24,8 @@ from tests.tracing import CASES, ONE, Recorded, drawn, flows
 HERE = Path(__file__).parent
 
 
-def told(name: str) -> tuple[Session, list[FlowEvent]]:
-    """The traced flow of a case, and all events of its hosts."""
+def told(name: str, *, shown: bool = True) -> tuple[Session, list[FlowEvent]]:
+    """The traced flow of a case, and all events of its hosts; without `shown` as if the kernels had shown no packets."""
     core = Core()
     tell(core, encrypting(**CASES[name].cluster))
     settle_rollouts(core.state, core.allocations)
@@ -31,6 +33,7 @@ def told(name: str) -> tuple[Session, list[FlowEvent]]:
     found: list[FlowEvent] = []
     for host in wanted.hosts:
         recorded = Recorded.read(HERE / "recorded" / f"{name}.{host.name}.trace")
+        recorded = recorded if shown else replace(recorded, shown=[])
         found += flows(compile_host(core.state, core.allocations, host), recorded)
     return wanted, found
 
@@ -69,12 +72,32 @@ def test_the_strict_flag_is_on_outer_packets_alone() -> None:
     assert all(event.wg and event.wg.peer for event in found if event.ip and event.ip.encrypted)
 
 
-def test_what_is_inside_an_overlay_packet_is_not_made_up() -> None:
-    """It has the outer headers and no addresses of its own."""
+def test_what_is_inside_an_overlay_packet_is_told_as_hubble_does() -> None:
+    """The inner packet's addresses, protocol and length are the flow's, the outer packet's those of the tunnel."""
     _, found = told("overlay")
+    wrapped = [event for event in found if event.tunnel]
+    assert len(wrapped) == 4
+    for event in wrapped:
+        assert event.ip is not None
+        assert event.l4 is not None
+        assert event.tunnel is not None
+        assert {event.ip.source, event.ip.destination} == {"10.200.1.10", "10.200.2.10"}
+        assert (event.l4.icmp4 is not None, event.length, event.summary.startswith("ICMPv4 Echo")) == (True, 84, True)
+        assert {event.tunnel.ip.source, event.tunnel.ip.destination} == {"172.18.0.11", "172.18.0.12"}
+        assert (event.tunnel.vni, event.tunnel.length, event.outer_length) == (77, 84 + 50, 84 + 50)
+
+
+@pytest.mark.parametrize("name,verdict", [("overlay", "encrypted"), ("overlay-in-clear", "plaintext")])
+def test_what_was_not_shown_is_not_made_up(name: str, verdict: str) -> None:
+    """It has the outer headers and no addresses of its own; which packet it was is inferred, and the verdict is the same."""
+    wanted, found = told(name, shown=False)
     wrapped = [event for event in found if event.tunnel]
     assert wrapped
     assert all(event.ip is None and event.l4 is None and event.tunnel and event.tunnel.vni == 77 for event in wrapped)
+    seen = trails(found, wanted.ways, wanted.route)
+    assert [packet_verdict(trail) for trail in seen] == [verdict, verdict]
+    joined = {link.corr.method for trail in seen for link in trail.outer if link.event.tunnel}
+    assert joined == {"order and length"}
 
 
 @pytest.mark.parametrize(
