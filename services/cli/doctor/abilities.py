@@ -74,7 +74,7 @@ def _multipath(survey: Survey, role: Role) -> Check:
 def _nflog(survey: Survey, role: Role) -> Check:
     ability = survey.abilities["nflog"]
     if role == "gateway" or ability.state != "no":
-        return _optional("NFLOG", ability, "nodes that encrypt need it")
+        return _optional("NFLOG", ability, "nodes that encrypt need it, and traces to show what overlay packets carry")
     advice = "load the modules nft_log and nfnetlink_log; or, for a cluster that encrypts, set wireguard.auditGroup to null"
     return Check("NFLOG", "warning", f"not here ({ability.detail}): nodes that encrypt show packets in clear by it", advice)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from schemas.host_objects import TRACE_GROUP
 from schemas.topology import Encryption, Marks, WireguardSettings
 from services.cli.doctor.check import Check, Role, Verdict, listed
 from services.cli.doctor.owners import owner
@@ -71,8 +72,7 @@ def checks(survey: Survey, plans: Plans) -> Iterator[Check]:
     yield _priorities(survey, plans)
     yield _links(survey)
     yield _ports(survey, plans)
-    if plans.role == "node":
-        yield _listeners(survey)
+    yield _listeners(survey, plans)
     yield _rp_filter(survey)
     yield _forwarding(survey)
 
@@ -218,16 +218,20 @@ def _port(seen: PortSeen, links: tuple[LinkSeen, ...], plans: Plans) -> Check | 
     return Check(name, "unknown", f"{name} is in use by {who}, and no device of this namespace says that it is its own", _LOOK)
 
 
-def _listeners(survey: Survey) -> Check:
-    """Who hears the packets in clear that a node's kernel shows: one program can."""
-    group = WireguardSettings().audit_group
-    if group is None or group not in survey.listeners:
-        return Check("NFLOG group", "ok", f"nobody listens to {group}")
-    who = survey.listeners[group]
-    if who.startswith("meshmark"):
-        return Check("NFLOG group", "ok", f"{who} listens to {group}")
-    advice = "fine if that is meshmark's auditor; else give the cluster's wireguard.auditGroup another number"
-    return Check("NFLOG group", "warning", f"{who or 'somebody who cannot be seen from here'} listens to {group}", advice)
+def _listeners(survey: Survey, plans: Plans) -> Check:
+    """Who hears the packets that the kernel shows, a node's in clear and those of a trace: of each group one program can."""
+    audit = WireguardSettings().audit_group if plans.role == "node" else None
+    groups = [group for group in (audit, TRACE_GROUP) if group is not None]
+    heard = {group: survey.listeners[group] for group in groups if group in survey.listeners}
+    others = {group: who for group, who in heard.items() if not who.startswith("meshmark")}
+    found = others or heard
+    if not found:
+        return Check("NFLOG groups", "ok", f"nobody listens to {' or '.join(map(str, groups))}")
+    detail = listed([f"{who or 'somebody who cannot be seen from here'} listens to {group}" for group, who in found.items()])
+    if not others:
+        return Check("NFLOG groups", "ok", detail)
+    cure = "give the cluster's wireguard.auditGroup another number" if audit in others else "traces do not show what overlay packets carry"
+    return Check("NFLOG groups", "warning", detail, f"fine if that is meshmark's auditor; else {cure}")
 
 
 def _rp_filter(survey: Survey) -> Check:

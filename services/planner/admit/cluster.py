@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations, product
 
+from schemas.host_objects import TRACE_GROUP
 from schemas.topology import Cluster
 from schemas.values import IPV4, IPV6, Prefix
 from services.planner import layout
@@ -37,6 +38,7 @@ def contradictions(item: Cluster) -> Iterator[Finding]:
         # A pool that holds such a prefix and others is fine: what is taken goes around it.
         if reserved.contains(prefix):
             yield from beyond_use(prefix, field)
+    yield from _taken_group(item)
     for field, prefix in _fields("internalPrefixes", item.internal_prefixes):
         smallest = _SMALLEST_INTERNAL_LENGTH[prefix.family]
         if prefix.length > smallest:
@@ -56,6 +58,11 @@ def too_little(what: str, taken: int, mtu: int) -> str:
     """What is wrong with an MTU that leaves no room for IPv6."""
     least = IPV6_MTU_MIN + taken
     return f"{what} take {taken} of {mtu} bytes and leave {mtu - taken}; IPv6 needs {IPV6_MTU_MIN}, so the MTU must be at least {least}"
+
+
+def _taken_group(item: Cluster) -> Iterator[Finding]:
+    if item.wireguard.audit_group == TRACE_GROUP:
+        yield f"traces show packets by NFLOG group {TRACE_GROUP}, which has one listener; give another number", "$.wireguard.auditGroup"
 
 
 def _fields(name: str, prefixes: tuple[Prefix, ...]) -> Iterator[tuple[str, Prefix]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from schemas.topology import Node, PublicKey, Topology
+from schemas.topology import Node, PublicKey, Topology, WireguardSettings
 from schemas.values import Address, Endpoint, Name, Prefix
 from services.planner.admit import Problem, admit, admit_removal
 from services.planner.state import State
@@ -124,6 +124,12 @@ REFUSED = {
         cluster("turin", internal_prefixes=(Prefix("10.9.0.0/30"),)),
         "$.internalPrefixes[0]",
         "too small",
+        "",
+    ),
+    "packets in clear by the group of traces": (
+        cluster("turin", wireguard=WireguardSettings(audit_group=5188)),
+        "$.wireguard.auditGroup",
+        "another number",
         "",
     ),
     "cluster change that breaks a remap": (

@@ -281,10 +281,19 @@ def test_known_marks_have_owners(mask: int, value: int, name: str):
 
 
 def test_a_node_that_encrypts_needs_to_show_packets():
-    """By NFLOG, and by a group that nobody else hears; a gateway needs none of it."""
+    """By NFLOG, and by a group that nobody else hears; a gateway does without."""
     without = having(nflog=NO)
     assert (checks(without, "node")["NFLOG"].verdict, checks(without)["NFLOG"].verdict) == ("warning", "ok")
-    assert "NFLOG group" not in checks(FINE)
     for who, verdict in (("", "warning"), ("ulogd", "warning"), ("meshmark", "ok")):
-        found = checks(replace(FINE, listeners={5187: who, 1: "other"}), "node")["NFLOG group"]
-        assert (found.verdict, bool(found.advice)) == (verdict, verdict != "ok")
+        found = checks(replace(FINE, listeners={5187: who, 1: "other"}), "node")["NFLOG groups"]
+        assert (found.verdict, "auditGroup" in found.advice) == (verdict, verdict != "ok")
+    assert checks(FINE, "node")["NFLOG groups"].detail == "nobody listens to 5187 or 5188"
+
+
+@pytest.mark.parametrize("role", ["node", "gateway"])
+def test_traces_show_packets_on_any_host(role: Role):
+    """By a group of their own, which somebody else may hear; the other one is none of a gateway's business."""
+    for who, verdict in (("", "warning"), ("ulogd", "warning"), ("meshmark", "ok")):
+        found = checks(replace(FINE, listeners={5188: who}), role)["NFLOG groups"]
+        assert (found.verdict, "traces do not show" in found.advice) == (verdict, verdict != "ok")
+    assert checks(replace(FINE, listeners={5187: "ulogd"}))["NFLOG groups"].detail == "nobody listens to 5188"
