@@ -34,6 +34,7 @@ _OTHERS = TraceFlow(
     600,
     ("tcp",),
     (443,),
+    overlay_ports=(4789,),
 )
 
 
