@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from schemas.topology import WireguardSettings
+from schemas.values import IPV6
 from services.auditor.trace.trails import Trail, trails
 from services.cli.trace.ends import Session
 from services.planner.state import HostId
@@ -37,13 +38,14 @@ def arranged(rome: Rome, case: Case) -> Iterator[None]:
         yield
         return
     host, priorities = case.broken
+    ip = ("ip", "-6") if case.outer == IPV6 else ("ip",)
     try:
         for priority in priorities:
-            rome.hosts[host].run("ip", "rule", "del", "priority", str(priority))
+            rome.hosts[host].run(*ip, "rule", "del", "priority", str(priority))
         yield
     finally:
         for priority in priorities:
-            rome.hosts[host].run("ip", "rule", "add", "priority", str(priority), *_RULES[priority].split())
+            rome.hosts[host].run(*ip, "rule", "add", "priority", str(priority), *_RULES[priority].split())
 
 
 def traced(rome: Rome, case: Case, count: int = 1) -> tuple[Session, dict[HostId, Recorded]]:

@@ -8,6 +8,7 @@ from schemas.flow import FlowEvent
 from schemas.host_objects import TRACE_GROUP
 from schemas.values import Family
 from services.auditor.trace import watch
+from services.auditor.trace.verdicts import courses
 from services.cli.lab import namespaces
 from services.cli.lab.layout import host_namespace
 from services.kernel.nflog import group_socket
@@ -15,7 +16,8 @@ from tests.hosts import NO_GENEVE, has_geneve
 from tests.integration.mesh.audited import Auditor
 from tests.trace.flows import ALL, seen, traced
 from tests.trace.site import Rome
-from tests.tracing import ONE, PODS, TWO, Case, echo, recording
+from tests.trace.test_points import points
+from tests.tracing import ONE, PODS, TWO, Case, drawn, echo, recording
 
 pytestmark = pytest.mark.privileged
 
@@ -47,6 +49,20 @@ def test_each_of_many_packets_that_look_alike_from_outside_is_found_by_what_is_i
         assert [(link.corr.method, link.corr.confidence) for link in inside] == [("headers", "high")] * 2
         assert {link.event.node_name for link in inside} == {"rome/worker-1", "rome/worker-2"}
         assert {link.event.corr and link.event.corr.group for link in inside} == {trail.corr.group}
+
+
+@pytest.mark.parametrize("outer", [4, 6])
+def test_a_dropped_overlay_packet_is_the_one_that_was_inside(rome: Rome, outer: Family) -> None:
+    """On a node that drops what would leave in clear: by which rule, and of which packet."""
+    case = Case({"routing": "overlay", "strict": "enforce"}, broken=(ONE, (1000,)), outer=outer, answered=False)
+    wanted, found = traced(rome, case)
+    (trail,) = seen(rome, wanted, found)
+    assert points(trail) == (("FROM_ENDPOINT", "TO_OVERLAY"),)
+    (drop,) = (link.event for link in trail.outer)
+    assert drop.drop_reason_desc.startswith("inet meshmark.mesh.rome clear_out_overlay handle")
+    assert (drop.ip and drop.ip.destination, drop.outer and drop.outer.ip_version) == (PODS["stock"][0], f"IPv{outer}")
+    assert [(course.verdict, course.packets, course.dropped) for course in courses([trail])] == [("unknown", 1, 1)]
+    assert "DROPPED (ICMPv4 EchoRequest) in VXLAN 77 " in drawn([trail], wanted)
 
 
 def told(auditor: Auditor) -> list[FlowEvent]:

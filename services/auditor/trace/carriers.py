@@ -107,7 +107,7 @@ def is_open(outer: FlowEvent) -> bool:
 
 def holding(event: FlowEvent, possible: Sequence[FlowEvent]) -> Carried | None:
     """The first of these open overlay packets that holds the packet, or those that hold its fragments."""
-    inside = [item for item in possible if _has_its_ends(item, event)]
+    inside = [item for item in possible if has_ends_of(item, event)]
     whole = next((item for item in inside if item.corr and event.corr and item.corr.group == event.corr.group), None)
     if whole is not None:
         return Carried((whole,), by_headers=True, is_named=True)
@@ -119,7 +119,8 @@ def holding(event: FlowEvent, possible: Sequence[FlowEvent]) -> Carried | None:
     return None
 
 
-def _has_its_ends(outer: FlowEvent, event: FlowEvent) -> bool:
+def has_ends_of(outer: FlowEvent, event: FlowEvent) -> bool:
+    """Whether what is inside goes from where the packet comes from to where that goes."""
     found, wanted = outer.ip, event.ip
     return found is not None and wanted is not None and (found.source, found.destination) == (wanted.source, wanted.destination)
 

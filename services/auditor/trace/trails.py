@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from schemas.flow import Correlation, FlowEvent
-from services.auditor.trace.carriers import Carried, Carriers, carrying, may_carry, seconds
+from services.auditor.trace.carriers import Carried, Carriers, carrying, has_ends_of, is_open, may_carry, seconds
 from services.auditor.trace.groups import HEADERS
 
 Way = Literal["forward", "reply"]
@@ -56,13 +56,19 @@ class Trail(Struct):
     """Hosts on which it went into a WireGuard device that sent nothing to the peer then."""
 
     def nodes(self) -> list[str]:
-        """The hosts that saw it, in the order of its way."""
+        """The hosts that saw it, or dropped what it was in, in the order of its way."""
         route = self.route if self.way == "forward" else self.route[::-1]
+        events = [*self.seen, *(link.event for link in self.outer if link.event.verdict == "DROPPED")]
 
         def place(node: str) -> tuple[int, str]:
-            return route.index(node) if node in route else len(route), min(event.time for event in self.seen if event.node_name == node)
+            return route.index(node) if node in route else len(route), min(event.time for event in events if event.node_name == node)
 
-        return sorted({event.node_name for event in self.seen}, key=place)
+        return sorted({event.node_name for event in events}, key=place)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether a host dropped it, or the overlay packet that it was in."""
+        return any(event.verdict == "DROPPED" for event in (*self.seen, *(link.event for link in self.outer)))
 
     def at(self, node: str) -> list[FlowEvent]:
         """Its own and the outer packets' events on a host, in the order of time, those of outer packets with how they were found."""
@@ -75,12 +81,14 @@ def trails(events: Iterable[FlowEvent], ways_of: WaysOf, route: Sequence[str]) -
     """All packets of the traced flow, in the order of time, with what carried them as far as it can be told. `route` is of hosts."""
     ordered = sorted(events, key=lambda event: event.time)
     found = list(_inner(ordered, ways_of, tuple(route)))
-    overlay = Carriers("overlay", (event for event in ordered if event.tunnel is not None))
+    overlay = Carriers("overlay", (event for event in ordered if event.tunnel is not None and event.verdict == "FORWARDED"))
+    drops = [event for event in ordered if is_open(event) and event.verdict == "DROPPED"]
     outer = Carriers("wireguard", (event for event in ordered if event.wg is not None and event.wg.msg_type == "data"))
     for trail in found:
         for event in trail.seen:
             for wrapped in _wrapped(event, overlay):
                 trail.outer.append(wrapped)
+        trail.outer += _dropped(trail, drops)
     handed = [(event, trail) for trail in found for event in (*trail.seen, *(link.event for link in trail.outer))]
     handed.sort(key=lambda pair: pair[0].time)
     # What leaves comes first: what arrives elsewhere is then found by its number, not by guessing.
@@ -95,6 +103,18 @@ def trails(events: Iterable[FlowEvent], ways_of: WaysOf, route: Sequence[str]) -
         if event.trace_observation_point == "FROM_CRYPTO":
             _add_received(trail, event, outer)
     return found
+
+
+def _dropped(trail: Trail, drops: Iterable[FlowEvent]) -> Iterator[Link]:
+    """Overlay packets with this one inside that a host dropped: there is no other point at which these were seen."""
+    for event in drops:
+        if (
+            event.corr
+            and event.corr.group == trail.corr.group
+            and any(has_ends_of(event, seen) for seen in trail.seen)
+            and _fits(trail, event)
+        ):
+            yield Link(event, event.corr)
 
 
 def _add_received(trail: Trail, event: FlowEvent, outer: Carriers) -> None:

@@ -118,7 +118,7 @@ def _course(way: Way, found: list[Trail]) -> Course:
         for crossing in crossings(trail):
             counted.setdefault((crossing.source, crossing.destination), []).append(crossing.verdict)
     hops = tuple(_hop(pair, counted[pair]) for pair in counted if not _says_less(pair, counted))
-    dropped = sum(any(event.verdict == "DROPPED" for event in trail.seen) for trail in found)
+    dropped = sum(trail.is_dropped for trail in found)
     return Course(way, verdict(hop.verdict for hop in hops), len(found), dropped, hops)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from schemas.flow import IP, Correlation, Encryption, EventType, FlowEvent, PointName, WireguardSeen
+from schemas.flow import IP, Correlation, Encryption, EventType, FlowEvent, Layer4, PointName, Tunnel, WireguardSeen
 from services.auditor.trace.trails import Trail, Way, trails
 from services.auditor.trace.verdicts import UNSEEN, courses, crossings, packet_verdict, verdict
 
@@ -173,3 +173,40 @@ def test_a_direction_counts_its_packets() -> None:
     assert (course.verdict, course.packets, [hop.encrypted for hop in course.hops]) == ("encrypted", 2, [1])
     (course,) = courses(found(*whole, *clear))
     assert (course.verdict, [(hop.encrypted, hop.plaintext) for hop in course.hops]) == ("partial", [(1, 1)])
+
+
+def wrapped(node: str, ms: int, group: str = "a", **more: object) -> FlowEvent:
+    """An overlay packet of which is known what is inside, leaving one host and coming to the other."""
+    made = at("TO_NETWORK" if node == HERE else "FROM_NETWORK", node, ms, group)
+    tunnel = Tunnel("VXLAN", IP("192.0.2.1", "192.0.2.2", "IPv4"), Layer4(), 77, 134)
+    return replace(made, tunnel=tunnel, uuid=f"{made.uuid} wrapped", **more)
+
+
+def test_an_overlay_packet_is_found_by_what_is_inside() -> None:
+    """Not the neighbour of the same length that is nearer; what is inside is not taken for the packet itself."""
+    (trail,) = found(
+        at("TO_OVERLAY"), wrapped(HERE, 1, "b"), wrapped(HERE, 2), wrapped(THERE, 3), wrapped(THERE, 4, "b"), at("FROM_OVERLAY", THERE, 5)
+    )
+    assert [event.trace_observation_point for event in trail.seen] == ["TO_OVERLAY", "FROM_OVERLAY"]
+    assert [(link.event.uuid, link.corr) for link in trail.outer] == [
+        (event.uuid, Correlation("a", "headers", "high")) for event in (wrapped(HERE, 2), wrapped(THERE, 3))
+    ]
+    (crossing,) = crossings(trail)
+    assert (crossing.verdict, {one.confidence for one in crossing.evidence}) == ("plaintext", {"high"})
+
+
+def test_a_shown_packet_of_others_does_not_keep_one_that_was_not_shown_from_being_inferred() -> None:
+    """Where the kernel had no room for it, by length and order, as if none had been shown."""
+    blind = replace(wrapped(HERE, 3), ip=None, l4=None, corr=None, length=134)
+    (trail,) = found(at("TO_OVERLAY"), wrapped(HERE, 1, "b"), blind)
+    assert [(link.event.uuid, link.corr.method) for link in trail.outer] == [(blind.uuid, "order and length")]
+
+
+def test_a_host_that_dropped_what_the_packet_was_in_is_on_its_way() -> None:
+    """As one that drops what comes in clear, and never saw the packet itself. A drop of another packet's is none of it."""
+    drop = {"verdict": "DROPPED", "trace_observation_point": "UNKNOWN_POINT"}
+    (trail,) = found(at("TO_OVERLAY"), wrapped(HERE, 1), wrapped(THERE, 2, "b", **drop), wrapped(THERE, 3, **drop))
+    assert trail.nodes() == [HERE, THERE]
+    assert [link.event.uuid for link in trail.outer] == [wrapped(HERE, 1).uuid, wrapped(THERE, 3).uuid]
+    assert [(course.verdict, course.dropped) for course in courses([trail])] == [("plaintext", 1)]
+    assert [(one.source, one.destination) for one in crossings(trail)] == [(HERE, THERE)]
