@@ -63,12 +63,15 @@ class DriftEvent(Struct, frozen=True, omit_defaults=True, rename=wire_name):
     addresses, neighbours, peers, routes and sysctls that went with it (``link NAME`` also where it is not ours but routes of ours lead
     through it). `wanted` and `found` are as the kernel lists them, empty when there is none. Times are Unix time in seconds. State
     ``unknown`` says that the layer could not be read. `count` is how often it came within a minute, a repair that somebody undid before
-    it was seen included. `next_repair_s` is when it is repaired next, 0 where that is at once, or not at all.
+    it was seen included. `next_repair_s` is when it is repaired next, 0 where that is at once, or not at all. `leaves_open`
+    says that something of the layer is open after it, or may be, as something that an earlier auditor told; never said of ``plaintext``.
 
     Of layer ``plaintext``, `key` is direction, whose packets, source and destination; `packet` is the last one, and `count` how many were
     seen of those that the kernel showed, which are a few a second. It is ``changed`` while more come, and ``resolved`` when none did for a
-    while. State ``unknown`` then says that nobody shows packets; they are counted all the same. ``resolved`` of key ``layer plaintext``
-    and with a `first_seen_s` says that what an earlier auditor of the host told before that, and has not been raised since, is over.
+    while. State ``unknown`` then says that nobody shows packets; they are counted all the same.
+
+    ``resolved`` of key ``layer LAYER`` and with a `first_seen_s` says that what an earlier auditor of the host told of that layer before
+    that, and has not been raised since, is over.
     """
 
     cluster: Name
@@ -87,3 +90,4 @@ class DriftEvent(Struct, frozen=True, omit_defaults=True, rename=wire_name):
     generation: int = 0
     packet: ClearPacket | None = None
     next_repair_s: float = 0.0
+    leaves_open: bool = False

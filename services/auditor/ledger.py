@@ -28,13 +28,14 @@ class Open(Struct):
 
 
 class Ledger:
-    """What is open on one host, and how often each key was made lately."""
+    """What is open on one host, and how often each key was made lately, since `began_s`, as its events say it."""
 
-    def __init__(self, cluster: str, host: str) -> None:
-        self._cluster, self._host = Name(cluster), Name(host)
+    def __init__(self, cluster: str, host: str, began_s: float) -> None:
+        self._cluster, self._host, self._began_s = Name(cluster), Name(host), began_s
         self._open: dict[str, Open] = {}
         self._made: dict[str, list[float]] = {}
         self._unreadable: set[DriftLayer] = set()
+        self._inherited: set[DriftLayer] | None = None
 
     def observe(
         self, findings: Iterable[Finding], layers: Iterable[DriftLayer], now_s: float, suspects: dict[DriftLayer, Suspect], generation: int
@@ -60,10 +61,18 @@ class Ledger:
                 known.count += 1
                 is_contested = len(self._recent(key, now_s)) >= CONTESTED_AFTER
                 events.append(self._event(known, "contested" if is_contested else "changed", now_s, generation))
-        for layer in sorted(self._unreadable & looked):
-            self._unreadable.discard(layer)
-            events.append(self._layer_event(layer, "resolved", "", now_s))
-        return events
+        told = (self._unreadable | (self._inherited or set())) & looked
+        self._unreadable -= told
+        if self._inherited is not None:
+            self._inherited -= told
+        return events + [self._layer_event(layer, "resolved", "", now_s) for layer in sorted(told)]
+
+    def inherit(self, layers: Iterable[DriftLayer]) -> None:
+        """Of these layers, and of no others, an auditor before this one may have had something open when it ended.
+
+        What of that is there still, a complete look raises anew; that all else is over, nobody but this one can say.
+        """
+        self._inherited = set(layers)
 
     def repaired(self, layers: Iterable[DriftLayer], units: Collection[str]) -> None:
         """The applier says that it has brought these layers back, as far as they are of these units, or of none."""
@@ -80,7 +89,25 @@ class Ledger:
         return [self._layer_event(layer, "unknown", reason, now_s)]
 
     def _layer_event(self, layer: DriftLayer, state: DriftState, reason: str, now_s: float) -> DriftEvent:
-        return DriftEvent(self._cluster, self._host, layer, f"layer {layer}", state, found=reason, first_seen_s=now_s, at_s=now_s)
+        # Resolved is also what was open before its first_seen_s: it is said after a complete look, and what was told since is known.
+        since_s = self._began_s if state == "resolved" else now_s
+        return DriftEvent(
+            self._cluster,
+            self._host,
+            layer,
+            f"layer {layer}",
+            state,
+            "",
+            reason,
+            first_seen_s=since_s,
+            at_s=now_s,
+            leaves_open=self._leaves_open(layer),
+        )
+
+    def _leaves_open(self, layer: DriftLayer) -> bool:
+        """Whether something of a layer is told and not over, as far as is known of the auditor before this one."""
+        is_inherited = self._inherited is None or layer in self._inherited
+        return is_inherited or layer in self._unreadable or self.is_open((layer,))
 
     def repair_delay_s(self, layers: Iterable[DriftLayer], now_s: float) -> float | None:
         """How long to wait before the next repair of these layers: 0 at first, longer where it is contested, None when nothing is open.
@@ -144,4 +171,5 @@ class Ledger:
             now_s,
             item.count,
             generation,
+            leaves_open=self._leaves_open(finding.layer),
         )

@@ -25,6 +25,7 @@ from services.auditor.applier import ApplierBeside
 from services.auditor.attention import QUIET, Attention, Rounds
 from services.auditor.compare import compare
 from services.auditor.findings import LAYERS, LINKED, Finding
+from services.auditor.inheritance import left_open
 from services.auditor.ledger import Ledger
 from services.auditor.look import Look, look
 from services.auditor.plaintext_watch import PlaintextWatch
@@ -67,7 +68,7 @@ class AuditorService:
         self._kernel = kernel
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernel")
         self._unchanged = Unchanged(kernel)
-        self._ledger = Ledger(self._cluster, self._host)
+        self._ledger = Ledger(self._cluster, self._host, time.time())
         self._applier = ApplierBeside(self._broker, self._cluster, self._host)
         self._traces = TraceWatch(self._broker, context.metrics, self._cluster, self._host)
         self._attention = Attention()
@@ -87,6 +88,7 @@ class AuditorService:
                 tasks = [
                     group.create_task(self._follow(), name="plan"),
                     group.create_task(self._watch_kernel(), name="events"),
+                    group.create_task(self._inherit(), name="inheritance"),
                     group.create_task(self._plaintext.run(), name="plaintext"),
                     group.create_task(self._traces.run(), name="traces"),
                 ]
@@ -106,6 +108,13 @@ class AuditorService:
             self._plaintext.follow(update)
             self._traces.follow(update.plan)
             self._wake.set()
+
+    async def _inherit(self) -> None:
+        """Find out, once the broker says so, of which layers an auditor before this one may have left something open."""
+        layers = await left_open(self._broker, self._cluster, self._host)
+        self._ledger.inherit(layers)
+        if layers:
+            self._hint(*layers)
 
     async def _watch_kernel(self) -> None:
         async with EventSource() as events:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from schemas import codec, subjects
 from schemas.allocation import Rotation
-from schemas.drift import PLAINTEXT, DriftEvent
+from schemas.drift import DriftEvent
 from schemas.plan import SnapshotHead
 from schemas.status import ApplyReport, Freeze, Refusal
 from schemas.topology import KINDS, Topology, decode_topology
@@ -123,20 +123,17 @@ async def open_drift(broker: Broker) -> list[DriftEvent]:
     async for message in _replay(broker, subjects.DRIFT):
         event = codec.decode(message.data, DriftEvent)
         found.pop((event.cluster, event.host, event.key), None)
-        if event.layer == PLAINTEXT and event.key == f"layer {PLAINTEXT}" and event.state == "resolved":
-            # Of an auditor that has ended nobody else says what has become of its alerts.
-            over = [
-                key for key, item in found.items() if key[:2] == (event.cluster, event.host) and _ended_before(item, event.first_seen_s)
-            ]
-            for key in over:
-                del found[key]
+        if event.key == f"layer {event.layer}" and event.state == "resolved":
+            # Of an auditor that has ended nobody else says what has become of what it had open.
+            found = {key: item for key, item in found.items() if not _is_ended_by(item, event)}
         if event.state != "resolved":
             found[event.cluster, event.host, event.key] = event
     return list(found.values())
 
 
-def _ended_before(event: DriftEvent, at_s: float) -> bool:
-    return event.layer == PLAINTEXT and event.at_s < at_s
+def _is_ended_by(item: DriftEvent, said: DriftEvent) -> bool:
+    """Whether what is said of a layer as a whole is about this event: an auditor told it that was there before the one that speaks."""
+    return (item.cluster, item.host, item.layer) == (said.cluster, said.host, said.layer) and item.at_s < said.first_seen_s
 
 
 def _replay(broker: Broker, subject: str, below: str = ">") -> AsyncIterator[Message]:

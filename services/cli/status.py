@@ -52,9 +52,11 @@ class Standing(Struct, frozen=True, rename=wire_name):
     @property
     def is_fine(self) -> bool:
         """True when nothing is missing: the host holds its newest plan uncontested, or is to hold nothing, whatever it reported."""
+        if self.state == "gone":
+            return True
         if self.contested:
             return False
-        return self.state in ("applied", "gone") or (self.wanted_generation is not None and not self.wanted_units)
+        return self.state == "applied" or (self.wanted_generation is not None and not self.wanted_units)
 
 
 def standing(host: HostId, report: ApplyReport | None, head: SnapshotHead | None, *, in_force: bool, frozen: str = "") -> Standing:

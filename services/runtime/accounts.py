@@ -44,7 +44,7 @@ _REPLIES = "_R_.>"
 """Where the server takes replies to requests that came from another account; each is a random token, good for one request."""
 
 _HOST_SINGLE = (f"{_ACK}.>", f"{subjects.STATUS}.>", f"{subjects.DRIFT}.>", f"{subjects.DEADLETTER}.>", _KEYS)
-_HOST_MANY = (f"{_NEXT}.*", f"{_GET}.PLAN.>", f"{_GET}.SNAPSHOT.>", f"{_GET}.STATUS.>")
+_HOST_MANY = (f"{_NEXT}.*", f"{_GET}.PLAN.>", f"{_GET}.SNAPSHOT.>", f"{_GET}.STATUS.>", f"{_GET}.DRIFT.>")
 # The server does not pass on by stream what came in by service, so that people hear hosts from their account, not by way of CONTROL.
 _HOSTS_SAY = (f"{subjects.STATUS}.>", f"{subjects.DRIFT}.>", f"{subjects.DEADLETTER}.>", f"{subjects.FLOW}.>", _KEYS)
 _CONTROL_SAYS = tuple(
@@ -174,7 +174,8 @@ def _host(role: Role, users: HostUsers) -> Tree:
         publish += [status, subjects.topology("publickey", cluster, host), _REPLIES]
         listen.append(_below(subjects.command(cluster, host, "any")))
     else:
-        publish += [_below(subjects.drift(cluster, host, "any")), subjects.flow(cluster, host)]
+        drift = _below(subjects.drift(cluster, host, "any"))
+        publish += [drift, f"{_GET}.DRIFT.{drift}", subjects.flow(cluster, host)]
     password = users.applier if role == "applier" else users.auditor
     return {"user": user, "password": password, "permissions": {"publish": {"allow": publish}, "subscribe": {"allow": listen}}}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 
 import pytest
 from msgspec.structs import replace
@@ -101,6 +103,31 @@ async def test_a_peer_that_a_hand_removes_comes_back_within_seconds(mesh, live, 
 
 
 INSISTS = "for _ in $(seq 600); do [ ! -e {stop} ] || exit 0; ip rule del pref 900 2>/dev/null; sleep 0.05; done"
+
+
+async def test_what_is_contested_when_its_auditor_ends_does_not_stay_so(mesh, live, eventually, tmp_path):
+    """Nobody deletes the rule any more, and who knew that it was contested is gone: the next auditor says that it is over."""
+    key, told, stop = "rule 900 fwmark 0xff00/0xff00 iif - to -", len(live.board.drift), tmp_path / "stop"
+    insists = asyncio.create_task(asyncio.to_thread(mesh.run, GATEWAY, "sh", "-c", INSISTS.format(stop=stop)))
+
+    def story() -> list[tuple[str, str]]:
+        return told_of(live, GATEWAY, told)
+
+    try:
+        await eventually(lambda: (key, "contested") in story(), "it is contested", story)
+        auditor = mesh.pid(f"auditor.{GATEWAY}")
+        os.kill(auditor, signal.SIGSTOP)
+    finally:
+        stop.touch()
+        await insists
+    assert story()[-1] == (key, "contested")
+    assert (await live.meshmark("status", "rome/gateway")).returncode == 2
+    await mesh.kill(f"applier.{GATEWAY}")  # the next one puts the rule back
+    await eventually(lambda: "900:" in mesh.run(GATEWAY, "ip", "rule"), "the rule is back")
+    await mesh.kill(f"auditor.{GATEWAY}")
+    await eventually(lambda: ("layer rule", "resolved") in story(), "the next auditor says that it is over", story)
+    assert (await live.meshmark("status", "rome/gateway")).returncode == 0
+    assert "no drift" in (await live.meshmark("drift", "--output", "table")).stdout
 
 
 async def test_somebody_who_insists_is_contested_and_status_says_so(mesh, live, eventually, tmp_path):

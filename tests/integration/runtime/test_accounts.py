@@ -63,6 +63,17 @@ async def test_hosts_publish_what_is_theirs(mesh, connect):
         assert (await mesh.stream_info(stream)).messages == count
 
 
+async def test_an_auditor_reads_what_was_told_of_its_own_host_alone(mesh, connect):
+    """Which may be by one before it; an applier has nothing to do with it."""
+    auditor = await connect("auditor", HOST_A)
+    assert await auditor.last("DRIFT", subjects.drift(*HOST_A, "nft")) is None
+    await auditor.publish(subjects.drift(*HOST_A, "nft"), b"{}")
+    assert (await auditor.last("DRIFT", subjects.drift(*HOST_A, "nft"))).data == b"{}"
+    for broker, host in ((auditor, HOST_B), (await connect("applier", HOST_A), HOST_A)):
+        with pytest.raises(Permanent, match="no permission"):
+            await broker.last("DRIFT", subjects.drift(*host, "nft"))
+
+
 FORBIDDEN_READS = [("PLAN", subjects.plan(*HOST_B)), ("SNAPSHOT", subjects.snapshot(*HOST_B, "head")), ("STATE", "mesh.state.node.rome.a")]
 FORBIDDEN_WRITES = [
     subjects.status(*HOST_B),

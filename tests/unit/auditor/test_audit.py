@@ -199,7 +199,7 @@ def states(ledger: Ledger, findings: list[Finding], now_s: float) -> list[tuple[
 
 def test_raised_once_and_resolved() -> None:
     """A difference is told when it comes and when it goes, not in between."""
-    ledger = Ledger("rome", "gateway")
+    ledger = Ledger("rome", "gateway", 0.5)
     assert states(ledger, [finding()], 1.0) == [(RULE, "raised")]
     assert states(ledger, [finding()], 2.0) == []
     assert states(ledger, [finding("other")], 3.0) == [(RULE, "changed")]
@@ -209,21 +209,21 @@ def test_raised_once_and_resolved() -> None:
 
 def test_the_event_says_who_when_and_why() -> None:
     """Suspect, first seen, generation and the topology objects are in the event."""
-    (event,) = Ledger("rome", "gateway").observe([finding()], LAYERS, 12.5, {"rule": Suspect(7, "ip")}, 4)
+    (event,) = Ledger("rome", "gateway", 0.5).observe([finding()], LAYERS, 12.5, {"rule": Suspect(7, "ip")}, 4)
     assert event.suspect == Suspect(7, "ip")
     assert (event.first_seen_s, event.generation, event.because) == (12.5, 4, ("Peering/rome/rome-milan",))
 
 
 def test_a_layer_that_was_not_looked_at_resolves_nothing() -> None:
     """Looking at routes says nothing about rules."""
-    ledger = Ledger("rome", "gateway")
+    ledger = Ledger("rome", "gateway", 0.5)
     states(ledger, [finding()], 1.0)
     assert ledger.observe([], ("route",), 2.0, {}, 1) == []
 
 
 def test_somebody_who_insists_is_contested_and_repaired_more_slowly() -> None:
     """The third time within a minute is contested; repairs wait longer each time, and a quiet minute forgives."""
-    ledger = Ledger("rome", "gateway")
+    ledger = Ledger("rome", "gateway", 0.5)
     seen, delays = [], []
     for number in range(CONTESTED_AFTER + 3):
         seen += [state for _, state in states(ledger, [finding()], float(number)) if state != "resolved"]
@@ -237,7 +237,7 @@ def test_somebody_who_insists_is_contested_and_repaired_more_slowly() -> None:
 
 def test_a_repair_that_is_undone_before_anybody_looks_counts() -> None:
     """What is there after a repair was made anew: from the third time on that is contested; one of another unit says nothing."""
-    ledger = Ledger("rome", "gateway")
+    ledger = Ledger("rome", "gateway", 0.5)
     seen = []
     for number in range(CONTESTED_AFTER + 1):
         ledger.repaired(("rule",), ("unit",))
@@ -254,9 +254,39 @@ def test_a_repair_that_is_undone_before_anybody_looks_counts() -> None:
     assert ledger.repair_delay_s(LAYERS, 11.0) == 0.0
 
 
+def test_what_the_one_before_had_open_is_over_unless_it_is_raised_anew() -> None:
+    """Said once of each layer that it may have left open, after a complete look; what is there still was raised after its time."""
+    ledger = Ledger("rome", "gateway", 7.0)
+    ledger.inherit(("rule", "route"))
+    assert ledger.observe([], ("nft",), 8.0, {}, 1) == []
+    ledger.unreadable("route", "no answer", 8.5)
+    raised, over = ledger.observe([finding()], ("rule", "nft"), 9.0, {}, 1)
+    assert (raised.key, raised.state, raised.at_s) == (RULE, "raised", 9.0)
+    assert (over.key, over.state, over.first_seen_s, over.at_s) == ("layer rule", "resolved", 7.0, 9.0)
+    assert [(event.key, event.state) for event in ledger.observe([finding()], LAYERS, 10.0, {}, 1)] == [("layer route", "resolved")]
+    assert ledger.observe([finding()], LAYERS, 11.0, {}, 1) == []
+
+
+def test_the_last_event_of_a_layer_says_whether_anything_is_left_open() -> None:
+    """Whatever it is about: another difference, the layer as a whole, or what the one before had open, as long as that is not known."""
+    ledger, other = Ledger("rome", "gateway", 0.5), finding(key="rule 901 - iif - to -")
+    (raised,) = ledger.observe([finding()], LAYERS, 1.0, {}, 1)
+    (resolved,) = ledger.observe([], LAYERS, 1.5, {}, 1)
+    assert (raised.leaves_open, resolved.leaves_open) == (True, True), "nobody knows yet what was before"
+    ledger.inherit(())
+    ledger.observe([finding(), other], LAYERS, 2.0, {}, 1)
+    assert [event.leaves_open for event in ledger.observe([other], LAYERS, 3.0, {}, 1)] == [True]
+    assert [event.leaves_open for event in ledger.observe([finding()], LAYERS, 4.0, {}, 1)] == [False, True]
+    assert [event.leaves_open for event in ledger.unreadable("nft", "no answer", 5.0)] == [True]
+    assert [(event.layer, event.leaves_open) for event in ledger.observe([], LAYERS, 6.0, {}, 1)] == [("rule", False), ("nft", False)]
+    ledger.inherit(("rule",))
+    ledger.observe([other], ("route",), 7.0, {}, 1)
+    assert [(event.key, event.leaves_open) for event in ledger.observe([], LAYERS, 8.0, {}, 1)][-1] == ("layer rule", False)
+
+
 def test_an_unreadable_layer_is_told_once() -> None:
     """A reader that fails says unknown, once, and never that all is missing."""
-    ledger = Ledger("rome", "gateway")
+    ledger = Ledger("rome", "gateway", 0.5)
     assert [event.state for event in ledger.unreadable("nft", "no answer", 1.0)] == ["unknown"]
     assert ledger.unreadable("nft", "no answer", 2.0) == []
     assert [(event.key, event.state) for event in ledger.observe([], ("nft",), 3.0, {}, 1)] == [("layer nft", "resolved")]

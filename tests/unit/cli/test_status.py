@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from schemas import codec, subjects
 from schemas.allocation import Rotation, RotationStage
-from schemas.drift import DriftEvent
+from schemas.drift import DriftEvent, DriftLayer
 from schemas.in_use import InUse, Use
 from schemas.plan import HostPlan, digest_of
 from schemas.status import ApplyReport, Capabilities, DeadTunnel, Outcome, Peers, Timings, TunnelHealth, UnitReport
@@ -19,6 +19,7 @@ from services.cli import status as module
 from services.cli.status import status
 from services.planner.state import HostId
 from services.runtime.errors import Permanent
+from services.runtime.messages import Message
 from tests.topologies import gateway, node, settled_plans, two_clusters
 from tests.unit.cli.broker import StubBroker
 
@@ -197,6 +198,38 @@ async def test_what_is_contested_is_shown_and_counts(mesh: StubBroker, capsys: p
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], [one["key"] for one in found["contested"]]) == ("applied", [rule])
     assert await status("milan/gateway", output="json", nats=mesh) == 0
+
+
+@pytest.mark.parametrize(
+    "host, layer, began_s, is_over",
+    [
+        ("gateway", "rule", 200.0, True),
+        ("gateway", "rule", 50.0, False),
+        ("gateway", "route", 200.0, False),
+        ("worker-1", "rule", 200.0, False),
+    ],
+)
+async def test_what_was_contested_is_over_when_a_later_auditor_says_so(
+    mesh: StubBroker, host: str, layer: DriftLayer, began_s: float, is_over: bool
+):
+    """Of its own host and of the layer that it has looked at: what was told before it began, by one that has ended."""
+    event = DriftEvent(Name("rome"), Name("gateway"), "rule", "rule 900 - iif - to -", "contested", count=4, at_s=100.0)
+    said = DriftEvent(Name("rome"), Name(host), layer, f"layer {layer}", "resolved", first_seen_s=began_s, at_s=began_s + 1)
+    for number, one in enumerate((event, said)):
+        subject = subjects.drift("rome", one.host, one.layer)
+        mesh.messages[f"{subject} {number}"] = Message(subject, codec.encode(one), sequence=number + 1)
+    assert (await status("rome/gateway", output="json", nats=mesh) == 0) is is_over
+
+
+async def test_what_was_contested_on_a_host_that_is_removed_does_not_count(mesh: StubBroker):
+    """Its machine, and the auditor on it, may have gone before anybody could say that it is over."""
+    event = DriftEvent(Name("rome"), Name("gateway"), "rule", "rule 900 - iif - to -", "contested", count=4)
+    mesh.put(subjects.drift("rome", "gateway", "rule"), codec.encode(event))
+    assert await status("rome/gateway", output="json", nats=mesh) == 2
+    mesh.put(subjects.state("Gateway", "rome", "gateway"), b"")
+    mesh.publish_plan(empty("rome", "gateway"), 4)
+    mesh.report(report(empty("rome", "gateway"), 4))
+    assert await status("rome/gateway", output="json", nats=mesh) == 0
 
 
 async def test_peers_are_counted_and_a_name_without_address_counts(mesh: StubBroker, capsys: pytest.CaptureFixture[str]):
