@@ -6,14 +6,13 @@ the counts by that (``point_of``); a comment has no names in it that people give
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 PointName = Literal["to-network", "from-network", "to-crypto", "from-crypto", "to-overlay", "from-overlay"]
 PointState = Literal["encrypted", "inner", "plaintext"]
 Traffic = Literal["all", "pods", "overlay", "nodes"]
 Direction = Literal["out", "in"]
 
-DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 _WORD = "count"
 _PREFIX = "meshmark"
 

@@ -61,6 +61,7 @@ class Ledger:
                 known.count += 1
                 is_contested = len(self._recent(key, now_s)) >= CONTESTED_AFTER
                 events.append(self._event(known, "contested" if is_contested else "changed", now_s, generation))
+        self._made = {key: recent for key in self._made if (recent := self._recent(key, now_s))}
         told = (self._unreadable | (self._inherited or set())) & looked
         self._unreadable -= told
         if self._inherited is not None:

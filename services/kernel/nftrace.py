@@ -1,6 +1,6 @@
 """Traced packets, as the kernel tells of them: one message for each rule that a packet with ``meta nftrace`` set meets.
 
-Decoding is pure; ``services.kernel.events`` has the sockets. A message has the headers, interfaces and the tracked connection only when it
+Decoding is pure; ``services.kernel.tracing`` has the sockets. A message has the headers, interfaces and the tracked connection only when it
 is the first of its chain, and no text: table, chain and handle name the rule. The mark is left out when it is 0. Trace ids are hashes that
 recur: they hold a packet together on its way through one network stack, for a moment. The bit is lost where a packet is encapsulated or
 leaves the namespace.

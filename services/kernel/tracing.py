@@ -20,14 +20,13 @@ from msgspec import Struct
 from services.kernel.listening import datagrams, listening
 from services.kernel.netlink import (
     NETLINK_NETFILTER,
-    NetlinkError,
     NetlinkSocket,
     attribute,
     attributes,
     text_attribute,
-    text_of,
 )
 from services.kernel.nftrace import GROUP, TraceEvent, trace_events
+from services.kernel.nftread.counted import comment_of
 
 _BUFFER_BYTES = 32 << 20
 _DATAGRAM_BYTES = 1 << 16
@@ -37,7 +36,6 @@ _AT_ONCE = 256
 """Datagrams that are read before others get their turn."""
 _GET_RULE = 10 << 8 | 7  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETRULE
 _RULE_TABLE, _RULE_CHAIN, _RULE_HANDLE, _RULE_USERDATA = 1, 2, 3, 7
-_COMMENT = 0
 _NFGEN_BYTES = 4
 
 
@@ -110,12 +108,6 @@ def rule_comment(family: int, table: str, chain: str, handle: int) -> str:
     try:
         with contextlib.closing(NetlinkSocket(NETLINK_NETFILTER)) as opened:
             [body] = opened.ask(_GET_RULE, bytes((family, 0, 0, 0)) + asked)
-    except (NetlinkError, ValueError):
+    except (OSError, ValueError):
         return ""
-    notes = attributes(body, _NFGEN_BYTES).get(_RULE_USERDATA, b"")
-    while len(notes) > 1:
-        kind, length = notes[0], notes[1]
-        if kind == _COMMENT:
-            return text_of(notes[2 : 2 + length])
-        notes = notes[2 + length :]
-    return ""
+    return comment_of(attributes(body, _NFGEN_BYTES).get(_RULE_USERDATA, b""))

@@ -52,8 +52,8 @@ def encrypts(state: State, node: Node) -> bool:
     return is_meant_to_encrypt(cluster, node) and HostId(node.cluster, node.name) in state.keys
 
 
-def has_part(cluster: Cluster, node: Node) -> bool:
-    """Whether there is anything for a node to hold of the mesh."""
+def meets_others(cluster: Cluster, node: Node) -> bool:
+    """Whether a node meets all others of its cluster in the mesh, by an overlay or encrypted; some may meet by an egress policy besides."""
     return cluster.routing == "overlay" or is_meant_to_encrypt(cluster, node)
 
 

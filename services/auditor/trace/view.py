@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -11,7 +12,7 @@ from msgspec import Struct
 from schemas.host_objects import HOST_TABLE, UPLINKS, GeneveLink, NftChain, NftElement, PlanObject, VxlanLink, WireguardLink, WireguardPeer
 from schemas.nft import Match, SetMark
 from schemas.plan import HostPlan
-from schemas.values import Address
+from schemas.values import Address, Family
 from services.kernel.headers import UDP, OverlayProtocol, Packet, WireguardHeader, wireguard
 
 Role = Literal["network", "crypto", "overlay", "host", "endpoint"]
@@ -21,7 +22,8 @@ class View(Struct, frozen=True):
     """A plan as far as it says what a packet is. `roles` are those of links by name; any other link is an endpoint's.
 
     `devices` are WireGuard devices by name, `peers` theirs; `overlays` are overlay protocols by UDP port. `decrypted` is the value and the
-    mask of the mark that packets have which came out of a WireGuard device, None where they get none.
+    mask of the mark that packets have which came out of a WireGuard device, None where they get none. `ways` are peers by device, then by
+    family and length of the prefixes that they are allowed, longest first, then by a prefix's first address.
     """
 
     node: str
@@ -29,6 +31,7 @@ class View(Struct, frozen=True):
     devices: Mapping[str, WireguardLink]
     peers: Mapping[str, tuple[WireguardPeer, ...]]
     overlays: Mapping[int, OverlayProtocol]
+    ways: Mapping[str, Mapping[tuple[Family, int], Mapping[int, WireguardPeer]]]
     decrypted: tuple[int, int] | None = None
 
     def role(self, link: str) -> Role | None:
@@ -56,13 +59,12 @@ class View(Struct, frozen=True):
 
     def peer_for(self, device: str, address: Address) -> WireguardPeer | None:
         """The peer whose AllowedIPs hold the address by the longest prefix."""
-        number = ipaddress.ip_address(address)
-        found: list[tuple[int, WireguardPeer]] = []
-        for peer in self.peers.get(device, ()):
-            lengths = [prefix.length for prefix in peer.allowed_ips if number in ipaddress.ip_network(prefix)]
-            if lengths:
-                found.append((max(lengths), peer))
-        return max(found, key=lambda pair: pair[0])[1] if found else None
+        number = int(ipaddress.ip_address(address))
+        for (family, length), peers in self.ways.get(device, {}).items():
+            rest = address.host_prefix.length - length
+            if family == address.family and (peer := peers.get(number >> rest << rest)) is not None:
+                return peer
+        return None
 
 
 def view_of(plan: HostPlan) -> View:
@@ -84,7 +86,16 @@ def view_of(plan: HostPlan) -> View:
             case NftElement(table=table, set=name) if (table, name) == (HOST_TABLE, UPLINKS):
                 roles[item.element] = "network"
     found = {name: tuple(of) for name, of in peers.items()}
-    return View(f"{plan.cluster}/{plan.host}", roles, devices, found, overlays, _decrypted(objects.values()))
+    ways = {name: _ways(of) for name, of in peers.items()}
+    return View(f"{plan.cluster}/{plan.host}", roles, devices, found, overlays, ways, _decrypted(objects.values()))
+
+
+def _ways(peers: Iterable[WireguardPeer]) -> Mapping[tuple[Family, int], Mapping[int, WireguardPeer]]:
+    found: defaultdict[tuple[Family, int], dict[int, WireguardPeer]] = defaultdict(dict)
+    for peer in peers:
+        for prefix in peer.allowed_ips:
+            found[prefix.family, prefix.length][int.from_bytes(prefix.packed)] = peer
+    return dict(sorted(found.items(), key=lambda item: -item[0][1]))
 
 
 def _decrypted(objects: Iterable[PlanObject]) -> tuple[int, int] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import lru_cache
 from uuid import uuid4
 
 import structlog
@@ -25,6 +26,7 @@ from services.auditor.trace.inners import Inners
 from services.auditor.trace.passages import IDLE_S, Passages
 from services.auditor.trace.view import view_of
 from services.kernel.nflog import NflogSource
+from services.kernel.nftrace import TraceEvent
 from services.kernel.tracing import Heard, TraceSource, rule_comment
 from services.runtime.broker import Broker
 from services.runtime.errors import MeshmarkError
@@ -33,6 +35,7 @@ from services.runtime.metrics import Metrics
 _log = structlog.get_logger()
 
 _LISTEN_AGAIN_S = 10.0
+_COMMENTS = 1024
 _ADVICE = "until it is gone, traces do not show what overlay packets carry"
 
 
@@ -51,10 +54,12 @@ class TraceWatch:
 
     def follow(self, plan: HostPlan) -> None:
         """What is seen from now on is seen under this plan."""
-        view = view_of(plan)
-        self._flows = Flows(
-            view, plan.because, link_name, lambda: str(uuid4()), lambda drop: rule_comment(drop.family, drop.table, drop.chain, drop.handle)
-        )
+        comment = lru_cache(_COMMENTS)(rule_comment)  # a rule that drops does so often, and to ask the kernel takes time
+
+        def comment_at(drop: TraceEvent) -> str:
+            return comment(drop.family, drop.table, drop.chain, drop.handle)
+
+        self._flows = Flows(view_of(plan), plan.because, link_name, lambda: str(uuid4()), comment_at)
 
     async def run(self) -> None:
         """Listen until cancelled."""

@@ -39,7 +39,7 @@ def cluster(item: Cluster) -> Iterator[tuple[str, str]]:
 def node(item: Node, state: State) -> Iterator[Finding]:
     """All that keeps a node out of its cluster's mesh; the cluster is known."""
     known = state.clusters[item.cluster]
-    if not mesh.has_part(known, item):
+    if not mesh.meets_others(known, item):
         return
     taken = known.mtu - mesh.pod_mtu(known, item)
     if IPV6 in mesh.pod_families(known) and known.mtu - taken < IPV6_MTU_MIN:
@@ -54,7 +54,7 @@ def node(item: Node, state: State) -> Iterator[Finding]:
 def _meeting(known: Cluster, item: Node, state: State) -> Iterator[Finding]:
     """All nodes must find each other."""
     for other in state.nodes[item.cluster].values():
-        if other.name != item.name and mesh.has_part(known, other) and not mesh.meet(known, item, other):
+        if other.name != item.name and mesh.meets_others(known, other) and not mesh.meet(known, item, other):
             where = ", ".join(mesh.endpoints(known, other)) or ", ".join(other.addresses)
             reason = f"no family in common with {other.ref} ({where}); add an address of one of its families"
             yield reason, "$.addresses", other.ref
