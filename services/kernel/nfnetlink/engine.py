@@ -9,7 +9,8 @@ kernel holds at the generation that it is to have. Else the chain is written as 
 
 When somebody else committed since, the kernel refuses the batch. If no own table was touched, it is sent again; after three times without
 the generation, since a busy stranger must not hold us up. If one was touched, or the kernel does not hold what the batch starts from, that
-is a Conflict. All other errors are the kernel's, with the object that it refused.
+is a Conflict; but for a batch so large that nothing is heard while it is sent: what somebody does to own tables in that moment, the auditor
+finds. All other errors are the kernel's, with the object that it refused.
 """
 
 from __future__ import annotations
