@@ -245,11 +245,11 @@ class Allocations:
 
     def _let_out(self, state: State, item: EgressPolicy) -> None:
         """A policy's nodes need slots; its first one is that through which its pods leave from the start."""
+        for name in sorted(exits(self.way(state, item), item)):
+            self._slot(state, HostId(item.cluster, name))
         key = (item.cluster, item.name)
         if key not in self.ways:
             self.set_way(key, Way(item.node))
-        for name in sorted(exits(self.way(state, item), item)):
-            self._slot(state, HostId(item.cluster, name))
 
     def _slot(self, state: State, host: HostId) -> None:
         limit = room(state.clusters[host.cluster].marks)

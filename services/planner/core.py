@@ -247,6 +247,9 @@ class Core:
             self.state.remove(ref)
             if item is not None:
                 self.state.put(item)
+        for item in changed:
+            if isinstance(item, EgressPolicy) and before[item.ref] is None:
+                self.allocations.set_way((item.cluster, item.name), None)
         self._compiler.refresh(changed)
 
     def _note(self, ref: str, before: Topology | None, wish: Pending, outcome: Outcome) -> None:

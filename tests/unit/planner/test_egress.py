@@ -57,6 +57,16 @@ def elements(found: Iterable[PlanObject], name: str) -> dict[str, str]:
     return {item.element: item.value for item in found if isinstance(item, NftElement) and item.set == name}
 
 
+@pytest.fixture
+def four() -> list[Topology]:
+    """The example with a fourth node, which nobody uses yet."""
+    third = next(item for item in items() if item.ref == "Node/rome/worker-3")
+    addresses, prefixes = (Address("172.18.0.14"), Address("2001:db8:18::14")), (Prefix("10.200.4.0/24"), Prefix("fd00:200:0:4::/64"))
+    assert isinstance(third, Node)
+    fourth = replace(third, name=Name("worker-4"), addresses=addresses, pod_prefixes=prefixes)
+    return [*items(), fourth, PublicKey(name=Name("worker-4"), cluster=Name("rome"), key=Key("4" * 42 + "A="))]
+
+
 @pytest.mark.parametrize("path", sorted(GOLDEN.iterdir()), ids=lambda path: path.stem)
 def test_golden_plans(path: Path) -> None:
     """What a reviewer has read: a node that leads its pods to another one, and the nodes that let them out, natively and by the overlay."""
@@ -240,6 +250,35 @@ def test_a_deleted_policy_is_forgotten() -> None:
     core.hear([Said(("egresspolicy", "rome", "shop"), b"", 1000)])
     assert core.allocations.take_changes() == [("way", "rome", "shop")]
     assert core.allocations.value("way", "rome", "shop") is None
+
+
+def test_a_refused_policy_leaves_no_way_behind(four: list[Topology]) -> None:
+    """Where all slots are taken it is refused, and admitted when it names a node that has one."""
+    core = Core()
+    marks = Marks(mask=0x7, encrypt=1, encrypted=2, decrypted=3)
+    tell(core, [replace(item, marks=marks) if isinstance(item, Cluster) else item for item in (*four, policy())])
+    core.allocations.take_changes()
+    late = policy("late", pods=(Prefix("10.200.4.0/24"),), node=Name("worker-4"))
+    assert [item.other for item in core.hear([said(late, 1000)]).refused] == ["Cluster/rome/rome"]
+    assert core.allocations.take_changes() == []
+    assert core.hear([said(replace(late, node=Name("worker-1")), 1001)]).refused == []
+    assert core.allocations.ways["rome", "late"] == Way("worker-1")
+
+
+def test_a_policy_of_which_no_plan_can_be_made_leaves_no_way_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one that is refused after it was given one."""
+    core = Core()
+    tell(core, items())
+    refresh = core._compiler.refresh
+
+    def fail_once(changed: Iterable[Topology]) -> set[HostId]:
+        monkeypatch.setattr(core._compiler, "refresh", refresh)
+        raise ValueError(list(changed))
+
+    monkeypatch.setattr(core._compiler, "refresh", fail_once)
+    assert len(core.hear([said(policy(), 1000)]).refused) == 1
+    assert ("rome", "more") not in core.allocations.ways
+    assert core.allocations.value("way", "rome", "more") is None
 
 
 def test_values_of_marks_are_none_of_the_clusters_own() -> None:
