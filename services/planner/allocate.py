@@ -125,6 +125,12 @@ class Allocations:
                 self.ways[policy] = value
             self._changed.add((WAY, *policy))
 
+    def settle_ways(self, state: State, cluster: str) -> None:
+        """Forget nodes that are gone as steps of a cluster's policies: one of the same name that comes later is another one."""
+        for item in state.egress[cluster].values():
+            if (item.cluster, item.name) in self.ways:
+                self.set_way((item.cluster, item.name), self.way(state, item))
+
     def rollout(self, peering: tuple[str, str]) -> Rollout:
         return self.rollouts.get(peering, NOTHING)
 

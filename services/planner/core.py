@@ -96,6 +96,8 @@ class Core:
         for joined in self.state.peerings.values():
             self.allocations.recover(self.state, joined, [_translations(Attachment(joined, place), published) for place in (0, 1)])
         self._rotations.recover(published)
+        for cluster in self.state.clusters:
+            self.allocations.settle_ways(self.state, cluster)
         self.allocations.allocate(self.state, list(self.state.objects.values()))
         self.published.update(published)
         for report in reports.values():
@@ -259,6 +261,8 @@ class Core:
             self.allocations.set_rollout((before.cluster, before.name), NOTHING)
         if wish.item is None and isinstance(before, EgressPolicy):
             self.allocations.set_way((before.cluster, before.name), None)
+        if wish.item is None and isinstance(before, Node):
+            self.allocations.settle_ways(self.state, before.cluster)
         if wish.item is None and isinstance(before, Node | Gateway):
             self._drop_key(HostId(before.cluster, before.name), wish.said, outcome)
 

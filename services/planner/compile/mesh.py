@@ -175,8 +175,13 @@ class Meshes:
             # With the first policy all nodes get to know each other's addresses, and with the last one they forget them.
             self._made.pop(cluster, None)
             return Touched(set(), {*self._state.nodes[cluster], *now, *(before or {})})
-        sources = {item.ref, *now.get(item.name, ())} if isinstance(item, Node) else {item.ref}
-        if isinstance(item, EgressPolicy) and item.destinations:
+        sources: set[str] = {item.ref}
+        policies: list[Topology | None] = [item]
+        if isinstance(item, Node):
+            left = set(before.get(item.name, ())) - set(now.get(item.name, ()))  # one that is gone: pods are led elsewhere at once
+            sources |= {*now.get(item.name, ()), *left}
+            policies = [self._state.objects.get(ref) for ref in left]
+        if any(isinstance(policy, EgressPolicy) and policy.destinations for policy in policies):
             sources.add("")
         for name in now.keys() | before.keys():
             node = self._state.nodes[cluster].get(name)

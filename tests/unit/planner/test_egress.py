@@ -281,6 +281,53 @@ def test_a_policy_of_which_no_plan_can_be_made_leaves_no_way_behind(monkeypatch:
     assert core.allocations.value("way", "rome", "more") is None
 
 
+def moving_from_a_node_that_goes(*destinations: Prefix) -> tuple[Core, Node]:
+    """A core in which a policy is on its way off worker-2, and that node, which is deleted."""
+    core, moving = Core(), shop(destinations=destinations)
+    tell(core, [moving if item.ref == moving.ref else item for item in items()])
+    publish_and_hold(core)
+    second = core.state.objects["Node/rome/worker-2"]
+    assert isinstance(second, Node)
+    outcome = core.hear(
+        [
+            said(replace(moving, node=Name("worker-3")), 1000),
+            Said(("endpoint", "rome", "stock"), b"", 1001),
+            Said(("node", "rome", "worker-2"), b"", 1002),
+        ]
+    )
+    assert not outcome.refused
+    return core, second
+
+
+@pytest.mark.parametrize("destinations", [(), (Prefix("203.0.113.0/24"), Prefix("2001:db8:113::/48"))], ids=["all", "narrowed"])
+def test_a_deleted_node_is_on_no_policys_way(destinations: tuple[Prefix, ...]) -> None:
+    """Pods are led to the node that the policy names at once, on all nodes."""
+    core, _ = moving_from_a_node_that_goes(*destinations)
+    assert core.allocations.ways["rome", "shop"] == Way("worker-3")
+    fresh = compile_all(core.state, core.allocations)
+    assert {host: core._compiler.plan(host) for host in fresh} == fresh
+
+
+def test_a_node_that_comes_back_is_on_no_policys_way() -> None:
+    """One of its name is another node: pods are led there when a policy says so."""
+    core, second = moving_from_a_node_that_goes()
+    core.hear([said(second, 1003)])
+    assert core.allocations.way(core.state, shop(node=Name("worker-3"))) == Way("worker-3")
+    fresh = compile_all(core.state, core.allocations)
+    assert {host: core._compiler.plan(host) for host in fresh} == fresh
+
+
+def test_a_way_by_a_node_that_is_gone_ends_with_a_restart() -> None:
+    """What an earlier planner may have left behind."""
+    core, second = moving_from_a_node_that_goes()
+    again = Core()
+    again.allocations.restore("way", "rome", "shop", b'{"node":"worker-2","before":""}')
+    again.restore([(item, 1) for item in core.state.objects.values()], {}, {})
+    assert again.allocations.ways["rome", "shop"] == Way("worker-3")
+    again.hear([said(second, 1003)])
+    assert again.allocations.ways["rome", "shop"] == Way("worker-3")
+
+
 def test_values_of_marks_are_none_of_the_clusters_own() -> None:
     """Each slot has one, inside the mask; a narrow mask has few, and says so."""
     for marks in (Marks(), Marks(mask=0xF0, encrypt=0x10, encrypted=0x20, decrypted=0x30)):
