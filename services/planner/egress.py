@@ -6,6 +6,7 @@ before lets go. Meanwhile both can let them out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -21,10 +22,23 @@ SLOT: Literal["slot"] = "slot"
 
 
 class Way(Struct, frozen=True):
-    """Through which `node` a policy's pods are led now, and which one still takes what is underway to it (`before`; empty: none)."""
+    """Through which `node` a policy's pods are led now, and which one still takes what is underway to it (`before`; empty: none).
+
+    `earlier` are those from before that one, latest first: not all nodes had followed when the policy was given yet another one.
+    """
 
     node: str
     before: str = ""
+    earlier: tuple[str, ...] = ()
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """All from which pods are led away, and which still let them out; latest first."""
+        return (self.before, *self.earlier) if self.before else ()
+
+    @classmethod
+    def leaving(cls, node: str, left: Sequence[str]) -> Way:
+        return cls(node, left[0], tuple(left[1:])) if left else cls(node)
 
 
 class Slot(Struct, frozen=True):
@@ -38,18 +52,21 @@ def known(way: Way | None, item: EgressPolicy, state: State) -> Way:
     nodes = state.nodes[item.cluster]
     if way is None or way.node not in nodes:
         return Way(item.node)
-    return way if not way.before or way.before in nodes else Way(way.node)
+    return Way.leaving(way.node, [name for name in way.left if name in nodes])
 
 
 def exits(way: Way, item: EgressPolicy) -> set[str]:
     """The nodes that let a policy's pods out."""
-    return {item.node, way.node, way.before} - {""}
+    return {item.node, way.node, *way.left}
 
 
 def advance(way: Way, wanted: str, *, wanted_holds: bool, all_hold: bool) -> Way:
-    """The next step towards `wanted`: it is led to once that node holds its part, and the one before goes once all nodes have followed."""
+    """The next step towards `wanted`: it is led to once that node holds its part, and those before go once all nodes have followed.
+
+    It does not wait for the end of the step before: with a node down, that would keep pods at an exit that may be down itself.
+    """
     if way.node != wanted:
-        return Way(wanted, way.node) if wanted_holds else way
+        return Way.leaving(wanted, [name for name in (way.node, *way.left) if name != wanted]) if wanted_holds else way
     return Way(wanted) if way.before and all_hold else way
 
 

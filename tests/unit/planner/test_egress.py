@@ -225,6 +225,48 @@ def test_a_policy_moves_in_steps() -> None:
     assert now() == ({"worker-3"}, "worker-3")
 
 
+def test_a_node_lets_pods_out_until_nobody_leads_them_there(four: list[Topology]) -> None:
+    """Also one from before the last move: a policy may be given a third node before all have followed to the second."""
+    core, late = Core(), ONE
+    tell(core, four)
+    publish_and_hold(core)
+
+    def out() -> set[str]:
+        found = {host.name: core._compiler.plan(host).objects().values() for host in core.state.hosts()}
+        return {name for name, these in found.items() if "10.200.1.0/24" in elements(these, "leaving")}
+
+    core.hear([said(shop(node=Name("worker-3")), 1000)])
+    publish_and_hold(core)
+    publish_and_hold(core, late)
+    core.hear([said(shop(node=Name("worker-4")), 1001)])
+    publish_and_hold(core, late)
+    publish_and_hold(core, late)
+    assert core.allocations.way(core.state, shop()).node == "worker-4"
+    assert out() == {"worker-2", "worker-3", "worker-4"}
+    publish_and_hold(core)
+    publish(core)
+    assert (out(), core.allocations.ways["rome", "shop"]) == ({"worker-4"}, Way("worker-4"))
+
+
+@pytest.mark.parametrize(
+    "way,wanted,after",
+    [
+        (Way("a"), "b", Way("b", "a")),
+        (Way("b", "a"), "c", Way("c", "b", ("a",))),
+        (Way("c", "b", ("a",)), "a", Way("a", "c", ("b",))),
+        (Way("b", "a"), "a", Way("a", "b")),
+        (Way("c", "b", ("a",)), "c", Way("c")),
+        (Way("c"), "c", Way("c")),
+    ],
+    ids=str,
+)
+def test_the_steps_of_a_move(way: Way, wanted: str, after: Way) -> None:
+    """Each needs that those hold who must; no node that is down keeps pods from being led to another one."""
+    assert egress.advance(way, wanted, wanted_holds=True, all_hold=True) == after
+    assert egress.advance(way, wanted, wanted_holds=way.node != wanted, all_hold=way.node == wanted) == after
+    assert egress.advance(way, wanted, wanted_holds=way.node == wanted, all_hold=False) == way
+
+
 def test_slots_and_steps_are_kept_over_a_restart() -> None:
     """What was written is what a planner that starts again goes on with."""
     core = Core()
