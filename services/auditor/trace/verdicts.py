@@ -9,7 +9,8 @@ that sent nothing to the peer then, as one without that peer, and was not seen b
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +21,10 @@ from services.auditor.trace.trails import Trail, Way
 
 UNSEEN = "?"
 """A host that did not see the packet."""
+
+
+_Counted = dict[tuple[str, str], Counter[Encryption]]
+"""How many packets had which verdict, by the hosts that they went between."""
 
 
 class Evidence(Struct, frozen=True):
@@ -92,11 +97,34 @@ def packet_verdict(trail: Trail) -> Encryption:
 
 def courses(found: Iterable[Trail]) -> tuple[Course, ...]:
     """Each direction that has packets, forward first."""
-    by_way: dict[Way, list[Trail]] = {}
-    for trail in found:
-        by_way.setdefault(trail.way, []).append(trail)
-    ways: tuple[Way, ...] = ("forward", "reply")
-    return tuple(_course(way, by_way[way]) for way in ways if way in by_way)
+    tally = Tally()
+    tally.add(found)
+    return tally.courses()
+
+
+class Tally:
+    """What any number of packets comes to: counted as they come, and not held."""
+
+    def __init__(self) -> None:
+        self._packets: Counter[Way] = Counter()
+        self._dropped: Counter[Way] = Counter()
+        self._hops: dict[Way, _Counted] = {"forward": {}, "reply": {}}
+
+    def add(self, found: Iterable[Trail]) -> None:
+        """Count packets in, each once."""
+        for trail in found:
+            self._packets[trail.way] += 1
+            self._dropped[trail.way] += trail.is_dropped
+            for crossing in crossings(trail):
+                self._hops[trail.way].setdefault((crossing.source, crossing.destination), Counter())[crossing.verdict] += 1
+
+    def courses(self) -> tuple[Course, ...]:
+        """Each direction that has packets, forward first."""
+        return tuple(self._course(way, counted) for way, counted in self._hops.items() if self._packets[way])
+
+    def _course(self, way: Way, counted: _Counted) -> Course:
+        hops = tuple(_hop(pair, counted[pair]) for pair in counted if not _says_less(pair, counted))
+        return Course(way, verdict(hop.verdict for hop in hops), self._packets[way], self._dropped[way], hops)
 
 
 def judged(found: Iterable[Trail]) -> Iterator[tuple[Way | None, FlowEvent]]:
@@ -112,24 +140,13 @@ def judged(found: Iterable[Trail]) -> Iterator[tuple[Way | None, FlowEvent]]:
                 yield trail.way if event.uuid in own or is_open(event) else None, replace(event, encryption=known)
 
 
-def _course(way: Way, found: list[Trail]) -> Course:
-    counted: dict[tuple[str, str], list[Encryption]] = {}
-    for trail in found:
-        for crossing in crossings(trail):
-            counted.setdefault((crossing.source, crossing.destination), []).append(crossing.verdict)
-    hops = tuple(_hop(pair, counted[pair]) for pair in counted if not _says_less(pair, counted))
-    dropped = sum(trail.is_dropped for trail in found)
-    return Course(way, verdict(hop.verdict for hop in hops), len(found), dropped, hops)
-
-
-def _hop(pair: tuple[str, str], verdicts: list[Encryption]) -> Hop:
+def _hop(pair: tuple[str, str], verdicts: Counter[Encryption]) -> Hop:
     """Packets of which nothing is known do not make the others unknown."""
     together = verdict(one for one in verdicts if one != "unknown")
-    counts = (verdicts.count("encrypted"), verdicts.count("plaintext"), verdicts.count("unknown"), verdicts.count("partial"))
-    return Hop(*pair, together, *counts)
+    return Hop(*pair, together, verdicts["encrypted"], verdicts["plaintext"], verdicts["unknown"], verdicts["partial"])
 
 
-def _says_less(pair: tuple[str, str], counted: Mapping[tuple[str, str], list[Encryption]]) -> bool:
+def _says_less(pair: tuple[str, str], counted: _Counted) -> bool:
     """Whether a way from or to nowhere, of packets that a host missed, says nothing beside those that it saw."""
     if UNSEEN not in pair or {"plaintext", "partial"} & set(counted[pair]):
         return False

@@ -16,8 +16,9 @@ from schemas import codec, subjects
 from schemas.commands import TRACE_SAMPLE_MAX, TRACE_SECONDS_MAX
 from schemas.flow import FlowEvent, FlowMessage
 from schemas.values import Address
+from services.auditor.trace.carriers import seconds
 from services.auditor.trace.trails import Trail, Way
-from services.auditor.trace.verdicts import courses, judged, packet_verdict
+from services.auditor.trace.verdicts import Tally, judged
 from services.cli import records
 from services.cli.output import EXIT_DIFFERENT, EXIT_NOTHING, console, emit_line, note, show_table
 from services.cli.session import Nats
@@ -132,7 +133,10 @@ class Teller:
         self._filters = filters
         self._form = form
         self._kept: list[Trail] = []
+        self._given_up = 0
         self._count = 0
+        self._newest_s = 0.0
+        self._tally = Tally()
         self._at_once = form in ("compact", "json") and not filters.last and filters.since is None
 
     @property
@@ -144,33 +148,52 @@ class Teller:
         """Take packets in, and show those that are wanted, if that is to be now."""
         new = list(found)
         self._seen += len(new)
+        chosen = self._filters.chosen(new)
         if self._at_once:
-            new = self._filters.packets(new)
-        if self._at_once and self._filters.first is not None:
-            new = new[: self._filters.first - self._count]
-        self._kept = [*self._kept, *new][-_TRAILS_MAX:]
-        if self._at_once:
-            self._count += len(new)
-            self._show(new)
+            if self._filters.first is not None:
+                chosen = chosen[: self._filters.first - self._count]
+            self._count += len(chosen)
+            self._tally.add(chosen)
+            self._show(chosen)
         else:
-            self._count = len(self._filters.packets(self._kept))
+            self._keep(new, chosen)
+
+    def _keep(self, new: list[Trail], chosen: list[Trail]) -> None:
+        """Hold what may be shown at the end. Bounded, but for a recording: of more, the oldest are judged, and not shown."""
+        if self._filters.since is not None:
+            self._newest_s = max([self._newest_s, *(seconds(event) for trail in new for event in trail.seen)])
+        kept = self._filters.recent([*self._kept, *chosen], self._newest_s)[: self._filters.first]
+        self._count = len(kept)
+        over = max(0, len(kept) - self._most) if self._is_live else 0
+        if not self._filters.last:
+            self._given_up += over
+            self._tally.add(kept[:over])
+        self._kept = kept[over:]
+
+    @property
+    def _most(self) -> int:
+        """How many packets are held at most; those that were asked for by number are."""
+        return max(_TRAILS_MAX, self._filters.first or 0, self._filters.last or 0)
 
     def end(self) -> int:
         """Show what is shown at the end; returns the exit code."""
-        kept = self._kept if self._at_once else self._filters.packets(self._kept)
         if not self._at_once:
+            kept = self._kept[-self._filters.last :] if self._filters.last else self._kept
+            self._tally.add(kept)
             self._show(kept)
+        if self._given_up:
+            note(f"{self._given_up} packets before the last {len(self._kept)} are judged, but not shown: no more are held")
+        found = self._tally.courses()
         if self._form != "json":
-            found = courses(kept)
             lines = forms.summary(found, self._wanted) if self._form != "path" else ()
             for line in (*lines, *forms.both_ways(found, self._wanted)):
                 console.print(line)
         if not self._seen:
             note(self._nothing())
             return EXIT_NOTHING
-        if not kept:
+        if not found:
             note(f"{self._seen} packets of the flow were seen, none of those that the filters choose")
-        return EXIT_DIFFERENT if any(packet_verdict(trail) in ("plaintext", "partial") for trail in kept) else 0
+        return EXIT_DIFFERENT if any(course.verdict in ("plaintext", "partial") for course in found) else 0
 
     def _nothing(self) -> str:
         """What to say when no packet of the flow was seen, and how to have some."""
@@ -191,7 +214,7 @@ class Teller:
                 for _, event in events:
                     emit_line(FlowMessage(event.node_name, event.time, event))
             case "path":
-                for line in forms.paths(found, courses(found), self._wanted):
+                for line in forms.paths(found, self._tally.courses(), self._wanted):
                     console.print(line)
 
     def _named(self, way: Way | None, event: FlowEvent) -> FlowEvent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -58,15 +58,16 @@ class Filters:
     last: _Last = None
     since: _Since = None
 
-    def packets(self, found: Sequence[Trail]) -> list[Trail]:
-        """Those of the packets that are shown."""
-        kept = [trail for trail in found if self._takes(trail)]
-        if self.since is not None and found:
-            newest = max(seconds(event) for trail in found for event in trail.seen)
-            kept = [trail for trail in kept if seconds(trail.seen[0]) >= newest - span_s(self.since)]
-        if self.first is not None:
-            kept = kept[: self.first]
-        return kept[-self.last :] if self.last else kept
+    def chosen(self, found: Iterable[Trail]) -> list[Trail]:
+        """Those of the packets that are shown for what they are, however many, and whenever they came."""
+        return [trail for trail in found if self._takes(trail)]
+
+    def recent(self, chosen: list[Trail], newest_s: float) -> list[Trail]:
+        """Those that --since leaves, when the newest event of all packets was at that Unix time."""
+        if self.since is None:
+            return chosen
+        begin_s = newest_s - span_s(self.since)
+        return [trail for trail in chosen if seconds(trail.seen[0]) >= begin_s]
 
     def only(self, sample: int = 1) -> Only:
         """What of this hosts can be asked for, so that they tell of nothing else; one packet of so many."""

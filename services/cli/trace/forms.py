@@ -76,11 +76,16 @@ def both_ways(courses: Sequence[Course], session: Session) -> Iterator[str]:
 
 
 def paths(found: Sequence[Trail], courses: Iterable[Course], session: Session) -> Iterator[str]:
-    """Each direction, drawn by the way of one of its packets: the first that was seen on most hosts, which is named."""
+    """Each direction, drawn by the way of one of its packets: the first that was seen on most hosts, which is named.
+
+    Of a direction without any of `found`, there is its answer alone.
+    """
     for course in courses:
         trails = [trail for trail in found if trail.way == course.way]
         yield from summary([course], session)
         yield ""
+        if not trails:
+            continue
         place = max(range(len(trails)), key=lambda index: (len(trails[index].nodes()), len(trails[index].seen) + len(trails[index].outer)))
         if len(trails) > 1:
             when = _time(trails[place].seen[0])

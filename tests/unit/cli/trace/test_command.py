@@ -10,8 +10,10 @@ import pytest
 from schemas import codec, subjects
 from schemas.commands import TraceFlow, Tracing
 from schemas.flow import FlowMessage, LostEvents
+from services.auditor.trace.trails import Trail, trails
 from services.cli.trace import command, stream
-from services.cli.trace.command import trace
+from services.cli.trace.command import Form, Teller, trace
+from services.cli.trace.ends import Session
 from services.cli.trace.filters import Filters, span_s
 from services.planner.allocate import Allocations
 from services.planner.state import State
@@ -54,6 +56,73 @@ async def shown(capsys: pytest.CaptureFixture[str], broker: StubBroker, path: Pa
     ends = {"source": "rome/shop", "destination": "rome/stock", "output": "compact", **options}
     code = await trace(**ends, input_file=path, nats=broker)  # type: ignore[arg-type]
     return code, capsys.readouterr().out
+
+
+def packets(name: str) -> tuple[Session, list[Trail]]:
+    """A recorded flow, and its packets: a request and its answer."""
+    wanted, events = told(name)
+    return wanted, trails(events, wanted.ways, wanted.route)
+
+
+@pytest.mark.parametrize("form", ["compact", "table", "json", "path"])
+@pytest.mark.parametrize("ticks", [1, 3])
+def test_one_packet_in_clear_is_not_forgotten(capsys, monkeypatch: pytest.MonkeyPatch, form: Form, ticks: int):
+    """However many encrypted ones follow, the exit code and the closing summary are of all packets; one that cannot be held is said."""
+    monkeypatch.setattr(command, "_TRAILS_MAX", 2)
+    wanted, (request, answer) = packets("reply-in-clear")
+    teller = Teller(wanted, Filters(), form, is_live=True)
+    teller.tell([answer])
+    for _ in range(ticks):
+        teller.tell([request])
+    assert teller.end() == 2
+    printed = capsys.readouterr()
+    if form != "json":
+        assert printed.out.splitlines()[-1] == "rome/shop ↔ rome/stock: partial (→ encrypted, ← plaintext)"
+        assert f"rome/shop → rome/stock: encrypted ({ticks} packet" in printed.out
+    is_said = form in ("table", "path") and ticks == 3
+    assert printed.err == ("2 packets before the last 2 are judged, but not shown: no more are held\n" if is_said else "")
+
+
+def test_a_recording_is_shown_whole(capsys, monkeypatch: pytest.MonkeyPatch):
+    """What is in a file is held anyway: no packet of it is left out at the end."""
+    monkeypatch.setattr(command, "_TRAILS_MAX", 1)
+    wanted, found = packets("native")
+    teller = Teller(wanted, Filters(), "path", is_live=False)
+    teller.tell([*found, *found, *found])
+    assert teller.end() == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("of 3, the first that was seen") == 2
+    assert printed.err == ""
+
+
+def test_packets_that_were_asked_for_by_number_are_held(capsys, monkeypatch: pytest.MonkeyPatch):
+    """--last and --first are of those that the filters choose, whatever else comes between them."""
+    monkeypatch.setattr(command, "_TRAILS_MAX", 1)
+    wanted, (request, answer) = packets("reply-in-clear")
+    last = Teller(wanted, Filters(unencrypted=True, last=2), "table", is_live=True)
+    first = Teller(wanted, Filters(unencrypted=True, first=2), "table", is_live=True)
+    for teller in (last, first):
+        for some in ([answer, request], [answer, request], [request]):
+            assert not (teller is last and teller.is_full)
+            teller.tell(some)
+        assert teller.end() == 2
+        printed = capsys.readouterr()
+        assert "rome/stock → rome/shop: plaintext (2 packets)" in printed.out
+        assert printed.err == ""
+    assert first.is_full
+
+
+def test_each_packet_is_judged_once_as_it_comes(monkeypatch: pytest.MonkeyPatch):
+    """Those that are held for the end are not looked at again by each that comes."""
+    wanted, (request, answer) = packets("native")
+    looked = []
+    chosen = Filters.chosen
+    monkeypatch.setattr(Filters, "chosen", lambda self, found: looked.extend(found) or chosen(self, found))
+    teller = Teller(wanted, Filters(encrypted=True), "table", is_live=True)
+    for trail in (request, answer, request):
+        teller.tell([trail])
+    teller.end()
+    assert looked == [request, answer, request]
 
 
 async def test_compact_has_a_line_for_each_point_and_the_answer(mesh: StubBroker, recorded, capsys):
