@@ -17,7 +17,7 @@ from schemas.commands import TRACE_SAMPLE_MAX, TRACE_SECONDS_MAX
 from schemas.flow import FlowEvent, FlowMessage
 from schemas.values import Address
 from services.auditor.trace.carriers import seconds
-from services.auditor.trace.trails import Trail, Way
+from services.auditor.trace.trails import Trail, Way, trails
 from services.auditor.trace.verdicts import Tally, judged
 from services.cli import records
 from services.cli.output import EXIT_DIFFERENT, EXIT_NOTHING, console, emit_line, note, show_table
@@ -236,8 +236,8 @@ def _addresses(texts: Iterable[str]) -> list[Address]:
 
 
 def _recorded(path: Path, wanted: Session) -> list[Trail]:
-    """The packets in a file of flow messages, one a line."""
-    stream = Stream(wanted)
+    """The packets in a file of flow messages, one a line: judged all together, however many. An event that is told twice is one."""
+    events: dict[str, FlowEvent] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             message = codec.decode(line.encode(), FlowMessage)
@@ -245,32 +245,35 @@ def _recorded(path: Path, wanted: Session) -> list[Trail]:
             msg = f"{path}, line {number}: {error}"
             raise Permanent(msg) from None
         if message.flow is not None:
-            stream.add(message.flow, 0.0)
-    return stream.complete(0.0, all_of_them=True)
+            events[message.flow.uuid] = message.flow
+    return trails(events.values(), wanted.ways, wanted.route)
 
 
 async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncIterator[list[Trail]]:
     """Ask the hosts; packets of the flow as they become known, until the time is over."""
     loop = asyncio.get_running_loop()
-    seconds = next(iter(wanted.hosts.values())).seconds
+    seconds_asked = next(iter(wanted.hosts.values())).seconds
     stream, queue = Stream(wanted), asyncio.Queue[FlowMessage](_QUEUE)
-    async with _listening(broker, wanted.hosts, queue) as listening:
-        await _ask(broker, wanted)
-        end_s = again_s = loop.time() + seconds
-        while follow or loop.time() < end_s + _LATE_S:
-            await asyncio.sleep(_TICK_S)
-            for message in _taken(queue):
-                _note_lost(message)
-                if message.flow is not None:
-                    stream.add(message.flow, loop.time())
-            if found := stream.complete(loop.time()):
-                yield found
-            if follow and loop.time() > again_s - seconds / 2:
-                await _ask(broker, wanted)
-                again_s = loop.time() + seconds
-            if any(task.done() for task in listening):
-                break
-    yield stream.complete(loop.time(), all_of_them=True)
+    try:
+        async with _listening(broker, wanted.hosts, queue) as listening:
+            await _ask(broker, wanted)
+            end_s = again_s = loop.time() + seconds_asked
+            while follow or loop.time() < end_s + _LATE_S:
+                await asyncio.sleep(_TICK_S)
+                for message in _taken(queue):
+                    _note_lost(message)
+                    if message.flow is not None:
+                        stream.add(message.flow, loop.time())
+                if found := stream.complete(loop.time()):
+                    yield found
+                if follow and loop.time() > again_s - seconds_asked / 2:
+                    await _ask(broker, wanted)
+                    again_s = loop.time() + seconds_asked
+                if any(task.done() for task in listening):
+                    break
+        yield stream.complete(loop.time(), all_of_them=True)
+    finally:
+        _note_given_up(stream)
 
 
 @contextlib.asynccontextmanager
@@ -309,6 +312,12 @@ async def _ask(broker: Broker, wanted: Session) -> None:
 def _taken(queue: asyncio.Queue[FlowMessage]) -> Iterator[FlowMessage]:
     while not queue.empty():
         yield queue.get_nowait()
+
+
+def _note_given_up(stream: Stream) -> None:
+    """Say at the end, once, what did not become part of the answer here."""
+    if stream.given_up:
+        note(f"{stream.given_up} events came faster than they could be judged, and were given up; ways may be unknown for that")
 
 
 def _note_lost(message: FlowMessage) -> None:

@@ -13,7 +13,10 @@ _EVENTS_MAX = 20_000
 
 
 class Stream:
-    """Events of a session, as packets that are complete. Bounded: of more events than can be held, the oldest are given up."""
+    """Events of a session, as packets that are complete. Bounded: of more events than can be held, the oldest are given up.
+
+    `given_up` counts them, but for those of packets that were told before.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -25,8 +28,9 @@ class Stream:
         """Take an event in; `now_s` is any clock that only goes forward, in seconds."""
         self._events[event.uuid] = now_s, event
         if len(self._events) > _EVENTS_MAX:
-            del self._events[next(iter(self._events))]
-            self.given_up += 1
+            oldest = next(iter(self._events))
+            del self._events[oldest]
+            self.given_up += oldest not in self._told
 
     def complete(self, now_s: float, *, all_of_them: bool = False) -> list[Trail]:
         """Packets of which all is known by now, each once, in the order of time."""

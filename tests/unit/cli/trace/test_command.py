@@ -125,6 +125,13 @@ def test_each_packet_is_judged_once_as_it_comes(monkeypatch: pytest.MonkeyPatch)
     assert looked == [request, answer, request]
 
 
+async def test_a_recording_of_any_length_is_judged_whole(mesh: StubBroker, recorded, capsys, monkeypatch: pytest.MonkeyPatch):
+    """No event is given up that is in a file: what can be held of a live trace is no bound there."""
+    _, whole = await shown(capsys, mesh, recorded["native"])
+    monkeypatch.setattr(stream, "_EVENTS_MAX", 3)
+    assert await shown(capsys, mesh, recorded["native"]) == (0, whole)
+
+
 async def test_compact_has_a_line_for_each_point_and_the_answer(mesh: StubBroker, recorded, capsys):
     """In Hubble's manner: the first end on the left, whichever way the packet goes."""
     code, out = await shown(capsys, mesh, recorded["native"])
@@ -280,6 +287,30 @@ async def test_hosts_on_the_way_are_asked_and_heard(mesh: StubBroker, capsys, mo
     told_of = capsys.readouterr()
     assert told_of.out.count("to-crypto") == 2
     assert "rome/worker-2 lost events of traced packets: 5" in told_of.err
+
+
+@pytest.fixture
+def answering(mesh: StubBroker, monkeypatch: pytest.MonkeyPatch) -> StubBroker:
+    """Hosts that answer, and tell of an encrypted request and its answer; times are short."""
+    monkeypatch.setattr(command, "_TICK_S", 0.01)
+    monkeypatch.setattr(command, "_LATE_S", 0.1)
+    monkeypatch.setattr(stream, "SETTLED_S", 0.05)
+    for host in HOSTS:
+        mesh.answers[subjects.command(*host, "trace")] = codec.encode(Tracing(7, 1))
+    said = [Message(subjects.flow(*message.node_name.split("/")), codec.encode(message)) for message in messages("native")]
+    mesh.follow = lambda asked: said if asked.subject == subjects.command("rome", "worker-2", "trace") else []
+    return mesh
+
+
+async def live(broker: StubBroker, **options: object) -> int:
+    return await trace(source="rome/shop", destination="rome/stock", duration="1s", nats=broker, **options)  # type: ignore[arg-type]
+
+
+async def test_events_that_were_given_up_are_said(answering: StubBroker, capsys, monkeypatch: pytest.MonkeyPatch):
+    """Once, at the end, and how many."""
+    monkeypatch.setattr(stream, "_EVENTS_MAX", len(messages("native")) - 2)
+    await live(answering, output="compact")
+    assert "2 events came faster than they could be judged, and were given up" in capsys.readouterr().err
 
 
 async def test_a_trace_that_saw_nothing_says_how_to_see_something(mesh: StubBroker, capsys, monkeypatch: pytest.MonkeyPatch):
