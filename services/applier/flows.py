@@ -29,6 +29,7 @@ class Translation(NamedTuple):
     It spares destinations in the sets `spared_by`.
     `way` is what it asks of the packet's mark. A rule that follows translates single sources of one way, whatever their destination:
     what it says counts only for flows that are known to go that way, by the destination's rule.
+    `link` is what it asks of the link by which a packet leaves, which no flow tells.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Translation(NamedTuple):
     way: tuple[Match, ...]
     follows: bool
     spared_by: tuple[str, ...] = ()
+    link: tuple[Match, ...] = ()
 
 
 def touches_nat(changes: Sequence[Change], objects: Mapping[str, PlanObject]) -> bool:
@@ -83,7 +85,7 @@ class _Judge:
     """What one NAT rule says of a flow: the address that the reply must have, or None when the rule does not concern it."""
 
     def __init__(self, rule: Translation, elements: _Elements) -> None:
-        self.kind, self.way, self.follows = rule.kind, rule.way, rule.follows
+        self.kind, self.way, self.link, self.follows = rule.kind, rule.way, rule.link, rule.follows
         self._members = _Members(elements.get((rule.table, rule.map), []))
         self._narrowed = _Members(_all(rule.table, rule.narrowed_by, elements)) if rule.narrowed_by else None
         self._spared = _Members(_all(rule.table, rule.spared_by, elements))
@@ -102,11 +104,13 @@ class _Judge:
 def _contradicts(flow: Flow, judges: Sequence[_Judge]) -> bool:
     """The first rule that concerns a flow decides, destinations first: a flow that goes one way is none of the other's.
 
-    Where the destination is right, the source must be as the rules of the same way want it.
+    Where the destination is right, the source must be as the rules of the same way want it. Where rules are for packets that leave by one
+    link or another, a flow is right that is so by any: while an egress policy moves, a node lets some of its pods out and leads others.
     """
     for judge in judges:
         found = None if judge.follows else judge.verdict(flow)
         if found is not None:
+            found = found or any(other.link != judge.link and other.kind == judge.kind and other.verdict(flow) for other in judges)
             along = [other for other in judges if judge.kind == "dnat" and other.kind == "snat" and judge.way and other.way == judge.way]
             return not found or any(other.verdict(flow) is False for other in along)
     return False
@@ -181,8 +185,11 @@ def _translation(table: str, rule: Rule) -> Translation | None:
         tuple(value.removeprefix("@") for match in by_destination for value in match.values if match.op == op and value.startswith("@"))
         for op in ("==", "!=")
     )
-    way = tuple(statement for statement in rule if isinstance(statement, Match) and statement.selector == "meta mark")
-    return Translation(nat.nat, table, names, nat.map, way, nat.nat == "snat" and not nat.prefix and not (names or spared), spared)
+    way, link = (
+        tuple(statement for statement in rule if isinstance(statement, Match) and statement.selector == selector)
+        for selector in ("meta mark", "oifname")
+    )
+    return Translation(nat.nat, table, names, nat.map, way, nat.nat == "snat" and not nat.prefix and not (names or spared), spared, link)
 
 
 def _prefix(text: str) -> Prefix:

@@ -137,6 +137,17 @@ def test_a_policy_with_destinations_judges_flows_to_these_only() -> None:
     assert stale_flows([], LETS_OUT, [bank, elsewhere]) == [bank]
 
 
+def test_while_a_policy_moves_flows_are_right_that_are_led_or_let_out() -> None:
+    """The node that is to let pods out, or still does, leads its own ones meanwhile: neither kind of flow begins again, others do."""
+    leads = [item for item in LEADS.values() if isinstance(item, NftElement) and item.set == "kept"]
+    moving = {**LETS_OUT, **{item.key: item for item in leads}}
+    led, let_out, masqueraded = (
+        flow("10.200.1.10", "192.0.2.50", "192.0.2.50", source) for source in ("10.200.1.10", "172.18.0.12", "172.18.0.99")
+    )
+    assert stale_flows([], moving, [led, let_out, masqueraded]) == [masqueraded]
+    assert stale_flows([], LETS_OUT, [led, let_out]) == [led]
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_a_policy_that_goes_takes_its_flows_along(last: bool) -> None:
     """Under the pod's own address they would go on by another way, on which nobody answers that; also when all of it goes at once."""
