@@ -70,6 +70,11 @@ def advance(way: Way, wanted: str, *, wanted_holds: bool, all_hold: bool) -> Way
     return Way(wanted) if way.before and all_hold else way
 
 
+def is_open(state: State, exit_node: Node) -> bool:
+    """Whether pods may be led to a node: where nothing may go in clear, not before it encrypts."""
+    return state.clusters[exit_node.cluster].strict != "enforce" or mesh.encrypts(state, exit_node)
+
+
 def source(node: Node, item: EgressPolicy, family: Family) -> Address | None:
     """The address as which a policy's pods leave through a node; None where it has none of the family."""
     given = next((address for address in item.addresses if address.family == family), None)

@@ -12,7 +12,7 @@ from schemas.status import ApplyReport
 from services.planner.allocate import Allocations, Rollout, advance, peering_id
 from services.planner.compile import Compiler
 from services.planner.compile.parts import unit_name
-from services.planner.egress import Way
+from services.planner.egress import Way, is_open
 from services.planner.egress import advance as advance_way
 from services.planner.state import Attachment, HostId, State
 from services.planner.step import Claim
@@ -71,7 +71,9 @@ class Rollouts:
                 all_hold = way.node == item.node and all(
                     self._holds_mesh(HostId(item.cluster, name)) for name in self._state.nodes[item.cluster]
                 )
-                moved = advance_way(way, item.node, wanted_holds=self._holds_mesh(HostId(item.cluster, item.node)), all_hold=all_hold)
+                wanted_holds = self._holds_mesh(HostId(item.cluster, item.node))
+                wanted_holds = wanted_holds and is_open(self._state, self._state.nodes[item.cluster][item.node])
+                moved = advance_way(way, item.node, wanted_holds=wanted_holds, all_hold=all_hold)
                 if moved != way:
                     self._allocations.set_way((item.cluster, item.name), moved)
                     touched |= self._compiler.refresh([item])

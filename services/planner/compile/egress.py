@@ -73,13 +73,14 @@ def host(cluster: Cluster, addresses: Iterable[Address]) -> Iterator[PlanObject]
             yield NftElement(names.mesh_table(cluster.name), f"hosts{WORDS[address.family].suffix}", address)
 
 
-def way_out(cluster: Cluster, families: Iterable[Family], there: Node, number: int, slot: int) -> Iterator[PlanObject]:
-    """The way to an exit node, for one with underlay addresses of `families`."""
+def way_out(cluster: Cluster, families: Iterable[Family], there: Node, number: int, slot: int, *, leads: bool) -> Iterator[PlanObject]:
+    """The way to an exit node, for one with underlay addresses of `families`; nothing passes until it `leads` there."""
     table, link = layout.EGRESS_TABLE + slot, link_to_node(cluster, families, there)
     for family in mesh.pod_families(cluster):
         yield PolicyRule(layout.RULE_EGRESS, table, egress.mark(cluster.marks, slot), cluster.marks.mask, family=family)
         yield guard(table, EVERYWHERE[family])
-        yield Route(table, EVERYWHERE[family], hops=(NextHop(link, overlay_address(cluster, number, family), onlink=True),))
+        if leads:
+            yield Route(table, EVERYWHERE[family], hops=(NextHop(link, overlay_address(cluster, number, family), onlink=True),))
 
 
 def led(cluster: Cluster, item: EgressPolicy, slot: int) -> Iterator[PlanObject]:

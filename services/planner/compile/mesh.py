@@ -18,7 +18,7 @@ from schemas.values import IPV4, Family
 from services.planner import mesh, names, rotation
 from services.planner.allocate import Allocations
 from services.planner.compile import egress, encryption, mesh_overlay, strict, uplinks
-from services.planner.egress import exits
+from services.planner.egress import exits, is_open
 from services.planner.rotation import Turn
 from services.planner.state import HostId, State, seen_prefixes
 
@@ -216,7 +216,9 @@ class Meshes:
         if self._are_linked(cluster, view, there):
             yield from _checked(cluster, [names.mesh_link_to(there.name)], "geneve")
         if there.name in self.exits(cluster.name):
-            yield from egress.way_out(cluster, view.families, there, self._allocations.number(host), self._allocations.slot(host))
+            number, slot = self._allocations.number(host), self._allocations.slot(host)
+            leads = is_open(self._state, there) and (cluster.strict != "enforce" or view.encrypts or not view.is_meant)
+            yield from egress.way_out(cluster, view.families, there, number, slot, leads=leads)
 
     def _policy(self, seat: _Seat, item: EgressPolicy) -> SummedUnit:
         cluster, node, _ = seat

@@ -100,6 +100,28 @@ def test_the_way_to_an_exit_ends_in_unreachable(routing: str) -> None:
     assert len({item.table for item in objects(plans, TWO) if isinstance(item, Route) and item.table in layout.EGRESS_TABLES}) == 1
 
 
+def ways_out(found: Iterable[PlanObject]) -> int:
+    """How many ways lead to exit nodes, of both families."""
+    return len([item for item in found if isinstance(item, Route) and item.table in layout.EGRESS_TABLES and item.type == "unicast"])
+
+
+@pytest.mark.parametrize("strict,others", [("enforce", 2), ("audit", 4), ("off", 4)])
+@pytest.mark.parametrize("routing", ["native", "overlay"])
+def test_nothing_goes_to_an_exit_whose_key_is_not_known_where_nothing_may_go_in_clear(routing: str, strict: str, others: int) -> None:
+    """Its table refuses everything until then, on nodes that encrypt; nor does a node lead pods anywhere before its own key is known."""
+    without = [item for item in items(routing=routing, strict=strict) if item.ref != "PublicKey/rome/worker-3"]
+    core = Core()
+    tell(core, without)
+    publish(core)
+    assert ways_out(objects(core.published, ONE)) == others
+    assert ways_out(objects(core.published, THREE)) == others - 2
+    core.hear([said(next(item for item in items() if item.ref == "PublicKey/rome/worker-3"), 1000)])
+    publish(core)
+    assert ways_out(objects(core.published, ONE)) == 4
+    assert ways_out(objects(core.published, THREE)) == 2
+    assert compile_all(core.state, core.allocations)[ONE].units == core.published[ONE].units
+
+
 def test_peers_take_outer_packets_where_pods_leave_by_them_only() -> None:
     """Natively, a node's own address is among what a peer may send if one of the two lets pods out; else its pods are all."""
     one_exit = [item for item in items() if item.ref != "EgressPolicy/rome/bank"]
@@ -265,6 +287,20 @@ def test_the_steps_of_a_move(way: Way, wanted: str, after: Way) -> None:
     assert egress.advance(way, wanted, wanted_holds=True, all_hold=True) == after
     assert egress.advance(way, wanted, wanted_holds=way.node != wanted, all_hold=way.node == wanted) == after
     assert egress.advance(way, wanted, wanted_holds=way.node == wanted, all_hold=False) == way
+
+
+def test_a_policy_moves_to_a_node_that_encrypts_only() -> None:
+    """Where nothing may go in clear, pods stay with the node before until the next one's key is known."""
+    core = Core()
+    tell(core, [item for item in items(strict="enforce") if item.ref != "PublicKey/rome/worker-3"])
+    core.hear([said(shop(node=Name("worker-3")), 1000)])
+    for _ in range(3):
+        publish_and_hold(core)
+    assert core.allocations.ways["rome", "shop"] == Way("worker-2")
+    core.hear([said(next(item for item in items() if item.ref == "PublicKey/rome/worker-3"), 1001)])
+    for _ in range(3):
+        publish_and_hold(core)
+    assert core.allocations.ways["rome", "shop"] == Way("worker-3")
 
 
 def test_slots_and_steps_are_kept_over_a_restart() -> None:
