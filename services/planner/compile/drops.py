@@ -28,4 +28,5 @@ NOT_BY_OVERLAY = _drop("for a remote cluster, and would not leave by the overlay
 OUT_AGAIN = _drop("came by the overlay, and would leave by the uplink")
 NOT_LET_OUT = _drop("to leave the cluster here, from a pod that no policy lets out")
 NOT_BY_EXIT = _drop("to leave the cluster through another node, and would not go there")
+NO_ANSWER = _drop("from outside by the overlay, and answers nothing that the pod said")
 LOOP = _drop("loop: WireGuard's own packet, and would go into WireGuard")

@@ -8,7 +8,8 @@ and would leave by another link is dropped: a chosen pod never leaves by its own
 On the exit node it leaves as the policy's address; tracking turns the answer back. Natively, the answer goes by the overlay as well: its
 source is outside, and a peer takes packets from pods only. What comes out of the overlay for outside and is no chosen pod's is dropped.
 
-What is said in a flow's reply direction is never led away: pods answer who reached them by their own node by that.
+What is said in a flow's reply direction is never led away: pods answer who reached them by their own node by that. So an answer from an
+exit node must not begin a flow where the pod's node has forgotten the pod's own: it is dropped, and the pod's next packet begins it anew.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from services.planner.families import overlay_address
 _OVERLAY = f"{names.MESH_LINK_PREFIX}*"
 _BY_OVERLAY, _FROM_OVERLAY = Match("oifname", (_OVERLAY,)), Match("iifname", (_OVERLAY,))
 _NOT_BY_OVERLAY = Match("oifname", (_OVERLAY,), "!=")
-_REPLY = Match("ct direction", ("reply",))
+_REPLY, _ORIGINAL = Match("ct direction", ("reply",)), Match("ct direction", ("original",))
 _RETURN = Verdict("return")
 
 
@@ -106,6 +107,17 @@ def let_out(cluster: Cluster, item: EgressPolicy, node: Node) -> Iterator[PlanOb
             yield NftElement(table, _own_map("leaving", item, family), prefix.bare, address or "")
 
 
+def chosen(cluster: Cluster, item: EgressPolicy) -> Iterator[PlanObject]:
+    """A policy's pods on all nodes: what comes to them by the overlay answers them, or is none of theirs."""
+    table, chain, rules = names.mesh_table(cluster.name), f"back.{item.name}", list[Rule]()
+    for family in egress.families(cluster, item):
+        words = WORDS[family]
+        rules.append((*_narrowed(item, family, words.source), *drops.NO_ANSWER))
+        for prefix in of_family(item.pods, family):
+            yield NftElement(table, f"chosen{words.suffix}", prefix.bare, f"jump {chain}")
+    yield NftChain(table, chain, tuple(rules) if item.destinations else (drops.NO_ANSWER,))
+
+
 def destinations(cluster: Cluster, item: EgressPolicy) -> Iterator[PlanObject]:
     """The destinations of a policy that has some, and what is asked for them only."""
     table = names.mesh_table(cluster.name)
@@ -139,6 +151,7 @@ def _sets(cluster: Cluster, role: Role, table: str, family: Family) -> Iterator[
     yield NftSet(table, f"hosts{words.suffix}", words.type)
     yield from host(cluster, (address for address in role.hosts if address.family == family))
     yield NftSet(table, f"led{words.suffix}", words.type, "verdict", interval=True)
+    yield NftSet(table, f"chosen{words.suffix}", words.type, "verdict", interval=True)
     yield NftSet(table, f"kept{words.suffix}", words.type, words.type, interval=True, value_interval=True)
     yield NftSet(table, f"let_out{words.suffix}", words.type, interval=True)
     yield NftSet(table, f"leaving{words.suffix}", words.type, words.type, interval=True)
@@ -165,6 +178,7 @@ def _forward(cluster: Cluster) -> Iterator[Rule]:
     yield (_FROM_OVERLAY, _REPLY, _RETURN)
     for family in mesh.pod_families(cluster):
         words = WORDS[family]
+        yield (_FROM_OVERLAY, _ORIGINAL, *_outside(family, words.source), VerdictMap(words.destination, f"chosen{words.suffix}"))
         stranger = Match(words.source, (f"@let_out{words.suffix}",), "!=")
         yield (_FROM_OVERLAY, *_outside(family, words.destination), stranger, *drops.NOT_LET_OUT)
 
@@ -214,9 +228,10 @@ def _outside(family: Family, selector: str) -> tuple[Match, Match]:
     return (Match(selector, (f"@inside{suffix}",), "!="), Match(selector, (f"@hosts{suffix}",), "!="))  # type: ignore[arg-type]
 
 
-def _narrowed(item: EgressPolicy, family: Family) -> tuple[Match, ...]:
-    """A match on a policy's destinations, where it has some."""
-    return (Match(WORDS[family].destination, (f"@{_destinations(item, family)}",)),) if item.destinations else ()
+def _narrowed(item: EgressPolicy, family: Family, selector: str = "") -> tuple[Match, ...]:
+    """A match of where a packet goes, or of the address that `selector` says, on a policy's destinations, where it has some."""
+    at = selector or WORDS[family].destination
+    return (Match(at, (f"@{_destinations(item, family)}",)),) if item.destinations else ()  # type: ignore[arg-type]
 
 
 def _destinations(item: EgressPolicy, family: Family) -> str:

@@ -223,7 +223,7 @@ class Meshes:
     def _policy(self, seat: _Seat, item: EgressPolicy) -> SummedUnit:
         cluster, node, _ = seat
         way = self._allocations.way(self._state, item)
-        objects = list(egress.destinations(cluster, item))
+        objects = [*egress.chosen(cluster, item), *egress.destinations(cluster, item)]
         refs = {cluster.ref, item.ref}
         if way.node != node.name:
             objects += egress.own_maps(cluster, item, "kept")

@@ -34,6 +34,8 @@ from tests.topologies import EXAMPLES, said
 pytestmark = pytest.mark.privileged
 
 PATIENCE_S = 60.0
+LATE_S = 0.5
+"""Within which a packet arrives that does at all, once the ends have greeted each other."""
 WIREGUARD, OVERLAYS = 51871, (4789, 6081)
 OUTSIDE = {IPV4: Address("192.0.2.50"), IPV6: Address("2001:db8:99::50")}
 BANK = Address("198.51.100.7")
@@ -297,6 +299,26 @@ def test_without_the_way_nothing_leaves(rome: Rome) -> None:
         rome.say(rome.policy("shop"))
         plan = rome.mesh.core.published[HostId("rome", "worker-1")]
         assert host.apply(plan, 10_000).outcome == "applied"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_forgotten_flow_is_not_begun_by_its_answer(rome: Rome, family: Family) -> None:
+    """The pod's node has lost its entry, and the next packet is an answer: the pod's own are led to the exit node all the same."""
+    with opened("rome.pod.shop", family) as client, opened("underlay", family, address=OUTSIDE[family]) as server:
+        target = (OUTSIDE[family], server.getsockname()[1])
+        client.sendto(SAID, target)
+        _, sender = await received(server, PATIENCE_S)
+        with capture("mm.rome.worker-1", "eth0") as uplink:
+            rome.host("worker-1").run("conntrack", "-F")
+            server.sendto(b"too late", sender)
+            with pytest.raises(TimeoutError):
+                await received(client, LATE_S)
+            client.sendto(SAID, target)
+            assert (await received(server, PATIENCE_S))[1] == sender
+            server.sendto(SAID, sender)
+            assert (await received(client, PATIENCE_S))[0] == SAID
+    assert sender[0] == OWN["worker-2"][family]
+    assert not [packet for packet in uplink if OUTSIDE[family] in (packet.source, packet.destination)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from schemas.codec import DecodeError, encode
 from schemas.host_objects import NftChain, NftElement, PlanObject, PolicyRule, Route, WireguardPeer
 from schemas.in_use import InUse, Use
+from schemas.nft import Match, VerdictMap
 from schemas.plan import HostPlan, unit_digest
 from schemas.status import ApplyReport, UnitReport
 from schemas.topology import Cluster, EgressPolicy, Gateway, Marks, Node, PublicKey, Topology, convert_topology
@@ -18,7 +19,7 @@ from schemas.values import Address, Key, Name, Prefix
 from services.cli.files import load
 from services.cli.render import plan_text
 from services.planner import egress, layout
-from services.planner.compile import compile_all
+from services.planner.compile import compile_all, drops
 from services.planner.core import Core, Said
 from services.planner.egress import Way
 from services.planner.state import HostId
@@ -140,6 +141,23 @@ def test_who_lets_out_translates_and_who_leads_does_not() -> None:
     assert elements(objects(plans, THREE), "leaving") == {}
     assert elements(objects(plans, ONE), "led") == {"10.200.1.0/24": "jump by.shop", "10.200.2.10": "jump by.bank"}
     assert elements(objects(plans, TWO), "led") == {"10.200.2.10": "jump by.bank"}
+
+
+@pytest.mark.parametrize("host", [ONE, TWO, THREE], ids=str)
+def test_no_answer_of_an_exit_node_begins_a_flow(host: HostId) -> None:
+    """Whether a node leads a policy's pods or lets them out: for what is outside to that policy, they have to begin."""
+    found = objects(settled_plans(items()), host)
+    assert elements(found, "chosen") == {"10.200.1.0/24": "jump back.shop", "10.200.2.10": "jump back.bank"}
+    assert elements(found, "chosen6") == {"fd00:200:0:1::/64": "jump back.shop"}
+    chains = {item.name: item.rules for item in found if isinstance(item, NftChain)}
+    assert chains["back.shop"] == (drops.NO_ANSWER,)
+    assert chains["back.bank"] == ((Match("ip saddr", ("@to.bank.4",)), *drops.NO_ANSWER),)
+    reply, drop = (
+        next(number for number, rule in enumerate(chains["egress_forward"]) if match in rule)
+        for match in (Match("ct direction", ("reply",)), VerdictMap("ip daddr", "chosen"))
+    )
+    assert reply < drop
+    assert Match("ct direction", ("original",)) in chains["egress_forward"][drop]
 
 
 def test_inside_is_all_that_a_cluster_and_its_peers_have() -> None:

@@ -17,6 +17,8 @@ from services.planner.state import HostId
 from tests.topologies import cluster, node, pod, settled_plans, two_clusters
 from tests.unit.planner.test_egress import items, policy
 
+OWN_CHAINS = ("by.", "back.")
+"""Beginnings of names of chains that policies have, one of each."""
 ROME, WORKER = HostId("rome", "gateway"), HostId("rome", "worker-1")
 
 
@@ -79,10 +81,10 @@ def test_policies_of_what_leaves(host: HostId, has_destinations: bool) -> None:
         return [*items(), *more]
 
     one, other = grown(mesh(1), mesh(21), host)
-    own = {name: count for name, count in other.chains.items() if name.startswith("by.")}
+    own = {name: count for name, count in other.chains.items() if name.startswith(OWN_CHAINS)}
     assert all(count <= 2 for count in own.values()), "reached through a map, by the pods of that policy alone"
     shared = {name: count for name, count in other.chains.items() if name not in own}
     if has_destinations:
         shared["egress_nat"] -= 20
-    assert shared == {name: count for name, count in one.chains.items() if not name.startswith("by.")}
+    assert shared == {name: count for name, count in one.chains.items() if not name.startswith(OWN_CHAINS)}
     assert (one.longest, one.policy_rules) == (other.longest, other.policy_rules)
