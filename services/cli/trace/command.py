@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 from cyclopts import App, Parameter
 from msgspec.structs import replace
@@ -25,10 +25,11 @@ from services.cli.session import Nats
 from services.cli.trace import forms
 from services.cli.trace.ends import Session, session
 from services.cli.trace.filters import Filters, span_s
-from services.cli.trace.stream import Stream
+from services.cli.trace.stream import Inbox, Stream
 from services.planner.state import HostId, State
 from services.runtime.broker import Broker
-from services.runtime.errors import MeshmarkError, Permanent
+from services.runtime.errors import MeshmarkError, Permanent, Transient
+from services.runtime.messages import Message
 
 Form = Literal["compact", "table", "json", "path"]
 
@@ -36,7 +37,6 @@ _TICK_S = 0.3
 _ANSWER_S = 5.0
 _LATE_S = 1.0
 _TRAILS_MAX = 5000
-_QUEUE = 10_000
 _NO_FILTERS = Filters()
 
 From = Annotated[str, Parameter(name="--from", help="One end: CLUSTER/POD, CLUSTER/NODE, or an address")]
@@ -250,17 +250,20 @@ def _recorded(path: Path, wanted: Session) -> list[Trail]:
 
 
 async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncIterator[list[Trail]]:
-    """Ask the hosts; packets of the flow as they become known, until the time is over."""
+    """Ask the hosts; packets of the flow as they become known, until the time is over.
+
+    Transient, or what else ended it, when a host cannot be heard any more: what it would have told is missing then.
+    """
     loop = asyncio.get_running_loop()
     seconds_asked = next(iter(wanted.hosts.values())).seconds
-    stream, queue = Stream(wanted), asyncio.Queue[FlowMessage](_QUEUE)
+    stream, inbox = Stream(wanted), Inbox()
     try:
-        async with _listening(broker, wanted.hosts, queue) as listening:
+        async with _listening(broker, wanted.hosts, inbox) as listening:
             await _ask(broker, wanted)
             end_s = again_s = loop.time() + seconds_asked
             while follow or loop.time() < end_s + _LATE_S:
                 await asyncio.sleep(_TICK_S)
-                for message in _taken(queue):
+                for message in inbox.take():
                     _note_lost(message)
                     if message.flow is not None:
                         stream.add(message.flow, loop.time())
@@ -269,25 +272,26 @@ async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncIter
                 if follow and loop.time() > again_s - seconds_asked / 2:
                     await _ask(broker, wanted)
                     again_s = loop.time() + seconds_asked
-                if any(task.done() for task in listening):
-                    break
+                for ended in (task for task in listening if task.done()):
+                    ended.result()
         yield stream.complete(loop.time(), all_of_them=True)
     finally:
-        _note_given_up(stream)
+        _note_missing(inbox, stream)
 
 
 @contextlib.asynccontextmanager
-async def _listening(broker: Broker, hosts: Iterable[HostId], queue: asyncio.Queue[FlowMessage]) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Hear the hosts while the body runs; what does not fit the queue is lost, as with any subscriber that is too slow."""
+async def _listening(broker: Broker, hosts: Iterable[HostId], inbox: Inbox) -> AsyncIterator[list[asyncio.Task[NoReturn]]]:
+    """Hear the hosts while the body runs, by tasks that end only by an error."""
     async with contextlib.AsyncExitStack() as stack:
-        heard = [await stack.enter_async_context(broker.listen(subjects.flow(*host))) for host in hosts]
+        heard = [(host, await stack.enter_async_context(broker.listen(subjects.flow(*host)))) for host in hosts]
 
-        async def pump(source: AsyncIterator[object]) -> None:
+        async def pump(host: HostId, source: AsyncIterator[Message]) -> NoReturn:
             async for message in source:
-                with contextlib.suppress(asyncio.QueueFull):
-                    queue.put_nowait(codec.decode(message.data, FlowMessage))  # type: ignore[attr-defined]
+                inbox.put(message.data)
+            msg = f"{host} is not heard any more: the subscription ended; trace again"
+            raise Transient(msg)
 
-        tasks = [asyncio.create_task(pump(source), name="flows") for source in heard]
+        tasks = [asyncio.create_task(pump(*each), name="flows") for each in heard]
         try:
             yield tasks
         finally:
@@ -309,15 +313,16 @@ async def _ask(broker: Broker, wanted: Session) -> None:
         raise errors[0]
 
 
-def _taken(queue: asyncio.Queue[FlowMessage]) -> Iterator[FlowMessage]:
-    while not queue.empty():
-        yield queue.get_nowait()
-
-
-def _note_given_up(stream: Stream) -> None:
+def _note_missing(inbox: Inbox, stream: Stream) -> None:
     """Say at the end, once, what did not become part of the answer here."""
-    if stream.given_up:
-        note(f"{stream.given_up} events came faster than they could be judged, and were given up; ways may be unknown for that")
+    missing = (
+        (inbox.not_understood, "messages of hosts could not be understood"),
+        (inbox.turned_away, "messages of hosts came faster than they were taken, and were lost"),
+        (stream.given_up, "events came faster than they could be judged, and were given up"),
+    )
+    for count, what in missing:
+        if count:
+            note(f"{count} {what}; ways may be unknown for that")
 
 
 def _note_lost(message: FlowMessage) -> None:

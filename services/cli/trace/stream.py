@@ -1,8 +1,12 @@
-"""What hosts say of a flow, as it comes: events held until their packet's way is known as a whole. Pure: time comes in."""
+"""What hosts say of a flow, as it comes: messages, and events held until their packet's way is known as a whole. Pure: time comes in."""
 
 from __future__ import annotations
 
-from schemas.flow import FlowEvent
+from collections import deque
+from collections.abc import Iterator
+
+from schemas import codec
+from schemas.flow import FlowEvent, FlowMessage
 from services.auditor.trace.trails import Trail, trails
 from services.cli.trace.ends import Session
 
@@ -10,6 +14,34 @@ SETTLED_S = 1.0
 """So long after the last event of a packet, no other one comes: hosts tell of a packet once it has left, or within a tenth of a second."""
 _KEPT_S = 4.0
 _EVENTS_MAX = 20_000
+_MESSAGES_MAX = 10_000
+
+
+class Inbox:
+    """Messages of hosts until they are taken. Bounded: what does not fit is lost, as with any subscriber that is too slow.
+
+    `turned_away` counts these, `not_understood` those that are no flow messages.
+    """
+
+    def __init__(self) -> None:
+        self._messages: deque[FlowMessage] = deque()
+        self.turned_away = 0
+        self.not_understood = 0
+
+    def put(self, data: bytes) -> None:
+        """Take a message in, as it came."""
+        if len(self._messages) >= _MESSAGES_MAX:
+            self.turned_away += 1
+            return
+        try:
+            self._messages.append(codec.decode(data, FlowMessage))
+        except codec.DecodeError:
+            self.not_understood += 1
+
+    def take(self) -> Iterator[FlowMessage]:
+        """All that came since, in that order; each is given once."""
+        while self._messages:
+            yield self._messages.popleft()
 
 
 class Stream:

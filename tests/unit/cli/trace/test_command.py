@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from services.cli.trace.ends import Session
 from services.cli.trace.filters import Filters, span_s
 from services.planner.allocate import Allocations
 from services.planner.state import State
-from services.runtime.errors import Permanent, Waiting
+from services.runtime.errors import Permanent, Transient, Waiting
 from services.runtime.messages import Message
 from tests.topologies import encrypting
 from tests.unit.auditor.trace.test_recorded import told
@@ -311,6 +313,51 @@ async def test_events_that_were_given_up_are_said(answering: StubBroker, capsys,
     monkeypatch.setattr(stream, "_EVENTS_MAX", len(messages("native")) - 2)
     await live(answering, output="compact")
     assert "2 events came faster than they could be judged, and were given up" in capsys.readouterr().err
+
+
+async def test_a_message_that_is_none_ends_nothing(answering: StubBroker, capsys):
+    """It is counted and said, and what else the hosts tell is heard."""
+    said = answering.follow
+    answering.follow = lambda asked: [Message(subjects.flow("rome", "worker-2"), b"nonsense"), *said(asked)]
+    assert await live(answering, output="compact") == 0
+    printed = capsys.readouterr()
+    assert "rome/shop ↔ rome/stock: encrypted" in printed.out
+    assert "2 messages of hosts could not be understood" in printed.err
+
+
+async def test_messages_without_room_are_said(answering: StubBroker, capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream, "_MESSAGES_MAX", len(messages("native")) - 4)
+    await live(answering, output="compact")
+    assert "4 messages of hosts came faster than they were taken, and were lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error,known,words",
+    [
+        (None, Transient, "rome/worker-1 is not heard any more"),
+        (Permanent("no permission to subscribe"), Permanent, "no permission"),
+    ],
+)
+async def test_a_host_that_is_not_heard_any_more_is_an_error(
+    answering: StubBroker, monkeypatch: pytest.MonkeyPatch, error: Exception | None, known: type[Exception], words: str
+):
+    """A part of the answer would look like all of it."""
+    listen = answering.listen
+
+    @contextlib.asynccontextmanager
+    async def ending(subject: str) -> AsyncIterator[AsyncIterator[Message]]:
+        async def nothing() -> AsyncIterator[Message]:
+            if error is not None:
+                raise error
+            for message in ():
+                yield message
+
+        async with listen(subject) as source:
+            yield nothing() if subject == subjects.flow("rome", "worker-1") else source
+
+    monkeypatch.setattr(answering, "listen", ending)
+    with pytest.raises(known, match=words):
+        await live(answering, output="compact")
 
 
 async def test_a_trace_that_saw_nothing_says_how_to_see_something(mesh: StubBroker, capsys, monkeypatch: pytest.MonkeyPatch):

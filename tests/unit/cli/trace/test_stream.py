@@ -5,9 +5,23 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from schemas import codec
+from schemas.flow import FlowMessage
 from services.cli.trace import stream
-from services.cli.trace.stream import Stream
+from services.cli.trace.stream import Inbox, Stream
 from tests.unit.auditor.trace.test_recorded import told
+
+
+def test_an_inbox_counts_what_it_does_not_hold(monkeypatch: pytest.MonkeyPatch):
+    """What is no message, and what comes while it is full; what was taken makes room."""
+    monkeypatch.setattr(stream, "_MESSAGES_MAX", 2)
+    inbox, message = Inbox(), FlowMessage("rome/worker-1", "2026-01-01T00:00:00Z")
+    for data in (b"{}", b"\xff", *[codec.encode(message)] * 3):
+        inbox.put(data)
+    assert list(inbox.take()) == [message, message]
+    assert (inbox.not_understood, inbox.turned_away) == (2, 1)
+    inbox.put(codec.encode(message))
+    assert list(inbox.take()) == [message]
 
 
 def test_what_is_given_up_is_counted(monkeypatch: pytest.MonkeyPatch):
