@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -116,10 +116,11 @@ async def trace(
         if input_file is not None:
             teller.tell(_recorded(input_file, wanted))
         else:
-            async for found in packets(broker, wanted, follow=follow):
-                teller.tell(found)
-                if teller.is_full:
-                    break
+            async with contextlib.aclosing(packets(broker, wanted, follow=follow)) as told:
+                async for found in told:
+                    teller.tell(found)
+                    if teller.is_full:
+                        break
     return teller.end()
 
 
@@ -249,7 +250,7 @@ def _recorded(path: Path, wanted: Session) -> list[Trail]:
     return trails(events.values(), wanted.ways, wanted.route)
 
 
-async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncIterator[list[Trail]]:
+async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncGenerator[list[Trail], None]:
     """Ask the hosts; packets of the flow as they become known, until the time is over.
 
     Transient, or what else ended it, when a host cannot be heard any more: what it would have told is missing then.

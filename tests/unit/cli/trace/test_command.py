@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -313,6 +314,12 @@ async def test_events_that_were_given_up_are_said(answering: StubBroker, capsys,
     monkeypatch.setattr(stream, "_EVENTS_MAX", len(messages("native")) - 2)
     await live(answering, output="compact")
     assert "2 events came faster than they could be judged, and were given up" in capsys.readouterr().err
+
+
+async def test_nothing_is_left_of_a_trace_that_has_enough(answering: StubBroker):
+    """With --first, nobody listens any more once the command returns, while the connection is there."""
+    assert await live(answering, output="compact", filters=Filters(first=1)) == 0
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "flows"] == []
 
 
 async def test_a_message_that_is_none_ends_nothing(answering: StubBroker, capsys):
