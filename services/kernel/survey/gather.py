@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from services.kernel import nflog
-from services.kernel.events import process_name
 from services.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
 from services.kernel.privilege import CAP_NET_ADMIN, has_capability
 from services.kernel.survey import devices, foreign, netfilter, ports, probes
+from services.kernel.survey.listeners import listeners
 from services.kernel.survey.modules import Modules
 from services.kernel.survey.values import Ability, Netfilter, Survey, Unknown
 from services.kernel.sysctls import normal
@@ -59,7 +58,7 @@ def survey(tables: Iterable[range], udp_ports: Iterable[int]) -> Survey:
         links=links if isinstance(links, Unknown) else devices.with_ports(links),
         ports=_known(lambda: ports.in_use(udp_ports)),
         uplinks=uplinks,
-        listeners={group: process_name(port) or "" for group, port in nflog.listeners().items()},
+        listeners=listeners(),
     )
 
 

@@ -18,8 +18,8 @@ def in_use(wanted: Iterable[int], proc: Path = Path("/proc")) -> tuple[PortSeen,
     """
     ports = set(wanted)
     inodes = {fields[_INODE]: port for fields in _sockets(proc) if (port := _port(fields)) in ports}
-    owners = _owners(proc, set(inodes)) if inodes else {}
-    found = {PortSeen(port, owners.get(inode)) for inode, port in inodes.items()}
+    holders = owners(proc, set(inodes)) if inodes else {}
+    found = {PortSeen(port, holders.get(inode)) for inode, port in inodes.items()}
     return tuple(sorted(found, key=lambda seen: (seen.port, seen.process or "")))
 
 
@@ -39,7 +39,7 @@ def _port(fields: list[str]) -> int:
     return int(fields[_LOCAL].rpartition(":")[2], 16)
 
 
-def _owners(proc: Path, inodes: set[str]) -> dict[str, str]:
+def owners(proc: Path, inodes: set[str]) -> dict[str, str]:
     """Processes by the sockets that they hold, as ``name (pid)``."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[str, str] = {}
