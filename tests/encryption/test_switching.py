@@ -122,6 +122,7 @@ async def test_encryption_comes_as_keys_become_known(turned: Made, record_proper
     assert [wire.in_clear(uplink, site.cluster()) for uplink in uplinks] == [[], []]
 
 
+@pytest.mark.any_kernel
 async def test_first_greetings_that_come_to_nothing_are_repeated_soon(turned: Made, record_property: Callable[[str, object], None]) -> None:
     """Both ends greet, and neither is heard: with the watch for newcomers they meet long before 5 s have passed."""
     site = turned(NATIVE)
