@@ -31,6 +31,7 @@ from services.cli.lab import namespaces
 from services.cli.lab.layout import host_namespace
 from services.cli.lab.processes import Command
 from services.runtime.errors import Transient
+from services.runtime.server import end
 
 _ROUNDS = 15
 _GOAL_S = 0.7
@@ -38,7 +39,7 @@ _ROLES = ("applier", "auditor")
 _HOST = "rome.worker-1"
 _NAMESPACE = host_namespace(*_HOST.split("."))
 _ROOT = Path(__file__).parent.parent.parent
-_READY_S, _POLL_S, _STOP_S = 30.0, 0.005, 20.0
+_READY_S, _POLL_S = 30.0, 0.005
 _TRACED = "import time:"
 _NOT_OTHERS = sys.stdlib_module_names | {"schemas", "services", "imported package"}
 """The first parts of names that are meshmark's, Python's, or the heading of the list."""
@@ -203,15 +204,6 @@ def _status(address: str) -> int:
 def _processor_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return sum(map(int, fields[_USED_TICKS])) / os.sysconf("SC_CLK_TCK")
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 FIGURE = Figure("startup", f"applier and auditor from exec to ready, {_ROUNDS} times", run, needs_root=True)

@@ -100,12 +100,7 @@ class Server:
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
         self._forget_ports()
 
     def kill(self) -> None:
@@ -156,3 +151,13 @@ class Server:
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"see {self.log}"
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and wait for it: asked first, killed after ten seconds."""
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

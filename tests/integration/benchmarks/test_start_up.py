@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures.start_up import end, imported_s, start
+from benchmarks.figures.start_up import imported_s, start
 from services.cli.lab.processes import Command
 from services.runtime.errors import Transient
+from services.runtime.server import end
 
 SERVICE = """
 import http.server, sys

@@ -15,7 +15,7 @@ from schemas.topology import PublicKey, Topology
 from schemas.values import Key, Prefix
 from services.planner.state import HostId
 from tests.topologies import cluster, node, pod, settled_plans, two_clusters
-from tests.unit.planner.test_egress import items, policy
+from tests.unit.planner.policies import items, policy
 
 OWN_CHAINS = ("by.", "back.")
 """Beginnings of names of chains that policies have, one of each."""
