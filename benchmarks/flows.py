@@ -9,12 +9,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 
 from services.cli.lab import namespaces
+from services.cli.lab.captures import packet_socket
 
 FLOWS = 60
 INTERVAL_S = 0.1
 """Between two datagrams of a flow."""
 _NUMBER_BYTES = 4
-_ETH_P_ALL, _PACKET_OUTGOING = 3, 4
+_PACKET_OUTGOING = 4
 LAST_S = 2.0
 """What has not come back after this is lost."""
 _FIRST_PORT = 40000
@@ -50,15 +51,16 @@ async def running(client: str, server: str, address: str) -> AsyncIterator[Flows
     """Flows from the namespace `client` to `server`, dialled as `address`, while the body runs."""
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as stack:
-        echo = stack.enter_context(namespaces.inside(server, lambda: _socket(0)))
+
+        def opened(namespace: str, port: int) -> socket.socket:
+            return stack.enter_context(namespaces.bound_socket(namespace, socket.AF_INET, socket.SOCK_DGRAM, ("", port)))
+
+        echo = opened(server, 0)
         _read(loop, stack, echo, echo.sendto)
-        clients = {
-            port: stack.enter_context(namespaces.inside(client, lambda port=port: _socket(port)))  # type: ignore[misc]
-            for port in range(_FIRST_PORT, _FIRST_PORT + FLOWS)
-        }
+        clients = {port: opened(client, port) for port in range(_FIRST_PORT, _FIRST_PORT + FLOWS)}
         flows = Flows(clients)
-        for port, opened in clients.items():
-            _read(loop, stack, opened, lambda data, _, port=port: flows.back[port].add(int.from_bytes(data, "big")))  # type: ignore[misc]
+        for port, near in clients.items():
+            _read(loop, stack, near, lambda data, _, port=port: flows.back[port].add(int.from_bytes(data, "big")))  # type: ignore[misc]
         sending = asyncio.create_task(_send(clients, (address, echo.getsockname()[1]), flows), name="flows")
         try:
             yield flows
@@ -77,13 +79,6 @@ async def _send(clients: Mapping[int, socket.socket], to: tuple[str, int], flows
         await asyncio.sleep(INTERVAL_S)
 
 
-def _socket(port: int) -> socket.socket:
-    opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    opened.setblocking(False)  # noqa: FBT003 - positional in the standard library
-    opened.bind(("", port))
-    return opened
-
-
 def _read(
     loop: asyncio.AbstractEventLoop, stack: contextlib.ExitStack, opened: socket.socket, take: Callable[[bytes, tuple[str, int]], object]
 ) -> None:
@@ -100,7 +95,7 @@ class Places:
     """Looks which link of a gateway each flow takes, out and back."""
 
     def __init__(self, gateway: str, links: Collection[str]) -> None:
-        self._sockets = {link: namespaces.inside(gateway, lambda link=link: _packets(link)) for link in links}  # type: ignore[misc]
+        self._sockets = {link: packet_socket(gateway, link) for link in links}
 
     async def look(self, flows: Flows, duration_s: float = 0.5) -> dict[tuple[int, bool], str]:
         """The link by (port, outgoing) where it was the only one; a flow without an entry was not seen, or on several links."""
@@ -124,11 +119,3 @@ class Places:
                 while True:
                     packet, (_, _, kind, *_) = opened.recvfrom(64)
                     yield link, kind == _PACKET_OUTGOING, packet
-
-
-def _packets(link: str) -> socket.socket:
-    opened = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)  # with a protocol it would hear all links until it is bound to one
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-    opened.bind((link, _ETH_P_ALL))
-    opened.setblocking(False)  # noqa: FBT003 - positional in the standard library
-    return opened

@@ -20,16 +20,10 @@ def opened(
 ) -> Iterator[socket.socket]:
     """A socket on a host or in a pod (``milan.worker-1``, ``turin.pod.bank``, ``underlay``), bound to a port and address."""
 
-    def make() -> socket.socket:
-        made = socket.socket(SOCKET_FAMILY[family], kind)
-        made.setblocking(False)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, kind == socket.SOCK_STREAM)
-        if family == IPV6:  # beside one of IPv4 at the same port
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind((address, port))
-        return made
-
-    with namespaces.inside(f"{PREFIX}{place}", make) as found:
+    options = [(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(kind == socket.SOCK_STREAM))]
+    if family == IPV6:  # beside one of IPv4 at the same port
+        options.append((socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1))
+    with namespaces.bound_socket(f"{PREFIX}{place}", SOCKET_FAMILY[family], kind, (address, port), options) as found:
         yield found
 
 

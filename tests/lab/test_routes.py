@@ -9,6 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from services.cli.files import load
+from services.cli.lab import namespaces
+from services.cli.lab.layout import PREFIX
 from tests.routes import routes, to
 
 pytestmark = pytest.mark.privileged
@@ -84,8 +86,9 @@ async def test_what_is_changed_by_hand_is_told_and_put_back(mesh, live, eventual
     await live.publish(item)
     before, told = mesh.own_state(GATEWAY), len(live.board.drift)
     # Both in one moment: the repair of the first that is seen reads, and mends, all.
-    rule, route = f"ip rule del to 10.9.0.0/16 lookup {TABLE}", f"ip route replace 10.9.0.0/16 dev eth0 table {TABLE} proto 77"
-    mesh.run(GATEWAY, "sh", "-ec", f"{rule}; {route}")
+    namespaces.script(
+        [f"rule del to 10.9.0.0/16 lookup {TABLE}", f"route replace 10.9.0.0/16 dev eth0 table {TABLE} proto 77"], f"{PREFIX}{GATEWAY}"
+    )
 
     def states() -> set[tuple[str, str]]:
         return {(event.key, event.state) for event in live.board.drift[told:]}

@@ -36,7 +36,8 @@ class Packet(NamedTuple):
 def capture(namespace: str, interface: str) -> Iterator[list[Packet]]:
     """What passes the link while the body runs; the list grows, and is complete when the body is left."""
     packets: list[Packet] = []
-    opened = namespaces.inside(namespace, lambda: _packet_socket(interface))
+    opened = packet_socket(namespace, interface)
+    opened.settimeout(_POLL_S)
     ended = threading.Event()
     thread = threading.Thread(target=_collect, args=(opened, packets, ended), name=f"capture {namespace}")
     thread.start()
@@ -48,12 +49,10 @@ def capture(namespace: str, interface: str) -> Iterator[list[Packet]]:
         opened.close()
 
 
-def _packet_socket(interface: str) -> socket.socket:
-    opened = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM)  # with a protocol it would hear all links until it is bound to one
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-    opened.bind((interface, _ETH_P_ALL))
-    opened.settimeout(_POLL_S)
-    return opened
+def packet_socket(namespace: str, interface: str) -> socket.socket:
+    """A non-blocking socket that hears what passes the link. Made without a protocol, or it would hear all links until bound."""
+    wide = (socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    return namespaces.bound_socket(namespace, socket.AF_PACKET, socket.SOCK_DGRAM, (interface, _ETH_P_ALL), [wide])
 
 
 def _collect(opened: socket.socket, packets: list[Packet], ended: threading.Event) -> None:

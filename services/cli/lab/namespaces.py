@@ -11,6 +11,7 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -87,6 +88,25 @@ def inside(namespace: str, work: Callable[[], T]) -> T:
     thread.start()
     thread.join()
     return outcome.result()
+
+
+def bound_socket(
+    namespace: str, family: int, kind: int, address: tuple[str, int], options: Iterable[tuple[int, int, int]] = ()
+) -> socket.socket:
+    """A non-blocking socket of the namespace, with `options` (level, option, value), bound to `address`.
+
+    None is left behind when that fails, which is an OSError.
+    """
+    opened = inside(namespace, lambda: socket.socket(family, kind))
+    try:
+        opened.setblocking(False)  # noqa: FBT003 - positional in the standard library
+        for option in options:
+            opened.setsockopt(*option)
+        opened.bind(address)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 def set_sysctls(namespace: str, values: Iterable[tuple[str, str]]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import socket
 import struct
@@ -38,6 +37,10 @@ _PATIENCE_S = 0.3
 _TOGETHER = 64
 """Probes at one time, so that neither open files nor the two cores of a small machine are what fails."""
 _IP_PKTINFO = 8
+_SERVED = {
+    IPV4: [(socket.IPPROTO_IP, _IP_PKTINFO, 1)],
+    IPV6: [(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1), (socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)],
+}
 
 
 class Check(Struct, frozen=True):
@@ -168,32 +171,21 @@ async def _servers(places: Iterable[Place]) -> AsyncIterator[dict[Place, int]]:
     async with contextlib.AsyncExitStack() as stack:
         for name, family in places:
             try:
-                datagrams, listener = namespaces.inside(name, functools.partial(_server_sockets, family))
+                listener = stack.enter_context(_server_socket(name, family, socket.SOCK_STREAM))
+                port = listener.getsockname()[1]
+                datagrams = stack.enter_context(_server_socket(name, family, socket.SOCK_DGRAM, port))
             except Permanent:
                 continue
-            ports[name, family] = listener.getsockname()[1]
+            ports[name, family] = port
             loop.add_reader(datagrams, _answer_udp, datagrams)
-            stack.callback(_close_reader, loop, datagrams)
-            await stack.enter_async_context(await asyncio.start_server(_answer_tcp, sock=listener))
+            stack.callback(loop.remove_reader, datagrams)
+            await stack.enter_async_context(await asyncio.start_server(_answer_tcp, sock=listener, backlog=1024))
         yield ports
 
 
-def _server_sockets(family: Family) -> tuple[socket.socket, socket.socket]:
-    listener = socket.create_server(("", 0), family=SOCKET_FAMILY[family], backlog=1024)
-    datagrams = socket.socket(SOCKET_FAMILY[family], socket.SOCK_DGRAM)
-    datagrams.setblocking(False)  # noqa: FBT003 - positional in the standard library
-    if family == IPV6:
-        datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
-    else:
-        datagrams.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-    datagrams.bind(("", listener.getsockname()[1]))
-    return datagrams, listener
-
-
-def _close_reader(loop: asyncio.AbstractEventLoop, opened: socket.socket) -> None:
-    loop.remove_reader(opened)
-    opened.close()
+def _server_socket(namespace: str, family: Family, kind: socket.SocketKind, port: int = 0) -> socket.socket:
+    """A socket of this family alone, which tells to what address each datagram was sent."""
+    return namespaces.bound_socket(namespace, SOCKET_FAMILY[family], kind, ("", port), _SERVED[family])
 
 
 def _answer_udp(datagrams: socket.socket) -> None:
@@ -250,14 +242,5 @@ async def _ask_tcp(namespace: str, walk: tuple[str, str, int]) -> Seen | None:
     return None
 
 
-@contextlib.contextmanager
-def _client(namespace: str, kind: socket.SocketKind, source: str) -> Iterator[socket.socket]:
-    def make() -> socket.socket:
-        opened = socket.socket(SOCKET_FAMILY[Address(source).family], kind)
-        opened.setblocking(False)  # noqa: FBT003 - positional in the standard library
-        opened.bind((source, 0))
-        return opened
-
-    opened = namespaces.inside(namespace, make)
-    with opened:
-        yield opened
+def _client(namespace: str, kind: socket.SocketKind, source: str) -> socket.socket:
+    return namespaces.bound_socket(namespace, SOCKET_FAMILY[Address(source).family], kind, (source, 0))

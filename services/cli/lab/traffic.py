@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
 from collections.abc import AsyncIterator
 
-from schemas.values import SOCKET_FAMILY, Address, Family
+from schemas.values import SOCKET_FAMILY, Address
 from services.cli.lab import namespaces
 
 _FLOWS = 8
@@ -59,12 +58,16 @@ async def running(client: str, server: str, address: str, flows: int = _FLOWS) -
     loop = asyncio.get_running_loop()
     traffic = Traffic()
     with contextlib.ExitStack() as stack:
-        make = functools.partial(_socket, Address(address).family)
-        echo = stack.enter_context(namespaces.inside(server, make))
+        family = SOCKET_FAMILY[Address(address).family]
+
+        def opened(namespace: str) -> socket.socket:
+            return stack.enter_context(namespaces.bound_socket(namespace, family, socket.SOCK_DGRAM, ("", 0)))
+
+        echo = opened(server)
         port = echo.getsockname()[1]
         loop.add_reader(echo, _echo, echo)
         stack.callback(loop.remove_reader, echo)
-        clients = [stack.enter_context(namespaces.inside(client, make)) for _ in range(flows)]
+        clients = [opened(client) for _ in range(flows)]
         for each in clients:
             loop.add_reader(each, _take, each, traffic)
             stack.callback(loop.remove_reader, each)
@@ -74,13 +77,6 @@ async def running(client: str, server: str, address: str, flows: int = _FLOWS) -
         finally:
             sending.cancel()
             await traffic.settle()
-
-
-def _socket(family: Family) -> socket.socket:
-    opened = socket.socket(SOCKET_FAMILY[family], socket.SOCK_DGRAM)
-    opened.setblocking(False)  # noqa: FBT003 - positional in the standard library
-    opened.bind(("", 0))
-    return opened
 
 
 async def _send(clients: list[socket.socket], to: tuple[str, int], traffic: Traffic) -> None:
