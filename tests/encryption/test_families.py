@@ -59,6 +59,7 @@ async def test_nodes_of_one_family_with_pods_of_the_other(turned: Made, pods: tu
     ],
     indirect=INDIRECT,
 )
+@pytest.mark.any_kernel
 async def test_strict_mode_looks_there_too(turned: Made, mode: Mode, family: Family) -> None:
     """Audit counts what leaves in clear and what arrives so; enforced nothing of it leaves. Natively only the underlay's family could."""
     site = turned(mode)
@@ -85,6 +86,7 @@ async def test_strict_mode_looks_there_too(turned: Made, mode: Mode, family: Fam
 
 @pytest.mark.parametrize("underlay, pods", OVER_IPV6, indirect=INDIRECT)
 @pytest.mark.parametrize("before, after", [(NATIVE, VXLAN), (VXLAN, NATIVE), (NATIVE, Mode("native", nodes=True))], ids=str)
+@pytest.mark.any_kernel
 async def test_modes_change_over_ipv6(turned: Made, before: Mode, after: Mode, record_property: Callable[[str, object], None]) -> None:
     """As over IPv4: what is lost is what was sent while nodes differed, and nothing is in clear."""
     site = turned(before)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from schemas.topology import Pod
 from schemas.values import IPV4, Address, Name
+from tests.emulated import examples
 from tests.encryption import wire
 from tests.encryption.conftest import Made
 from tests.encryption.site import DEVICE, OUTSIDE, PORT, Mode, Site
@@ -20,7 +21,7 @@ from tests.encryption.streams import streams
 
 NATIVE = Mode("native")
 pytestmark = [pytest.mark.privileged, pytest.mark.timeout(400)]
-AGAIN, AGAIN_S = 100, 20.0
+AGAIN, AGAIN_S = examples(100), 20.0
 """Turns, and how long they may take on a slow machine: peers greet each other anew after 120 s by themselves."""
 LOOP_BYTES = 1_000_000
 """Less than a second of a loop makes, and more than this module says."""
@@ -62,7 +63,7 @@ async def test_a_hundred_turns_and_a_new_applier_change_nothing(
             await asyncio.to_thread(site.again, "rome", "worker-2", restart=True)
             assert sessions(site) == before
             assert site.differences() == {}
-        record_property("lost", f"a hundred turns and two new appliers, {mode}: {flows}")
+        record_property("lost", f"{turns} turns and two new appliers, {mode}: {flows}")
         assert flows.lost == 0
         assert flows.sent > 50
     finally:

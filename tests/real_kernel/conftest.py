@@ -32,6 +32,7 @@ def inner_tests(marked: str) -> list[str]:
     """Node ids of what may run in the guest and is marked like this, as pytest itself finds them."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", marked, "-p", "no:cacheprovider", *RUN_INSIDE]
     environment = {**os.environ, RESULTS_VARIABLE: "collect"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the guest, which can write nothing here, is to find all of it compiled
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     found = [line for line in done.stdout.splitlines() if "::" in line]
     if done.returncode or not found:

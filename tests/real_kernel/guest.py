@@ -45,19 +45,18 @@ BOOT_S = 600.0
 times that."""
 SILENCE_S = 600.0
 """The longest that a test may take inside, above the limit that it has there (``inside.sh``)."""
+CACHED = "cached"
+"""The mount tag of a second way to the files of this machine, which ``inside.sh`` puts in the place of the first."""
 _END_S = 10.0
 _POLL_S = 0.1
 _CONSOLE_LINES = 40
-CASES_MAX = 2
-"""Of a test with more cases than these, as many are run: an emulated machine needs two seconds of a processor for each."""
-SHARED_CASES_MAX = 2
-"""The same of those that share a mesh or a cluster, which take three times as long."""
-PATHS_CASES_MAX = 8
+CASES_MAX = 1
+"""Of a test with more cases than these, as many are run: an emulated machine needs two seconds of a processor for each, and half a minute
+where a stream is watched."""
+PATHS_CASES_MAX = 4
 """The same of those that follow packets on every path, for which this is all about."""
-SLOW = ("rotation.py", "test_switching.py", "test_families.py", "test_robustness.py")
-"""How the files of those end that watch a stream while something changes: half a minute for each case, so one of each is run."""
-_ENCRYPTION_WEIGHT, _MESH_WEIGHT = 3, 2
-"""How many other tests take as long as one of those."""
+_SHARED_WEIGHT = 3
+"""How many other tests take as long as one that shares a mesh."""
 
 
 class Result(Struct, frozen=True):
@@ -90,7 +89,7 @@ def _version(image: Path) -> list[int]:
 def split(items: Sequence[str]) -> list[list[str]]:
     """The items for two runs beside each other that take about as long: a guest has two processors. Those of one mesh stay together."""
     runs = [[item for item in items if item.startswith(ENCRYPTION)], [item for item in items if item.startswith((MESHES, TRACE, INSIDE))]]
-    weights = [_ENCRYPTION_WEIGHT * len(runs[0]), _MESH_WEIGHT * len(runs[1])]
+    weights = [_SHARED_WEIGHT * len(run) for run in runs]
     shared = {item for run in runs for item in run}
     for item in items:
         if item not in shared:
@@ -111,20 +110,13 @@ def sample(items: Sequence[str]) -> list[str]:
         if item not in kept and not item.startswith(TRACE):
             cases.setdefault(item.partition("[")[0], []).append(item)
     for name, group in cases.items():
-        count = min(len(group), _cases_max(name))
+        count = min(len(group), PATHS_CASES_MAX if "/test_paths.py::" in name else CASES_MAX)
         geneve = [item for item in group if "geneve" in item]
         others = [item for item in group if "geneve" not in item]
         about_geneve = max(min(len(geneve), (count + 1) // 2), count - len(others))
         kept.update(_spread(geneve, about_geneve))
         kept.update(_spread(others, count - about_geneve))
     return [item for item in items if item in kept]
-
-
-def _cases_max(name: str) -> int:
-    if not name.startswith((MESHES, ENCRYPTION)):
-        return CASES_MAX
-    path = name.partition("::")[0]
-    return 1 if path.endswith(SLOW) else PATHS_CASES_MAX if path.endswith("/test_paths.py") else SHARED_CASES_MAX
 
 
 def _spread(items: Sequence[str], count: int) -> Iterator[str]:
@@ -163,7 +155,10 @@ class Guest:
         # And the kernel is not to try whether its timer ticks: on a busy machine an emulated one does not in time, and it would panic.
         options += ["--append", "mitigations=off loglevel=5 no_timer_check"]
         # virtme-ng gives the guest five serial buses of 31 ports, and qemu would look at all their queues whenever anything happens.
-        options.append("--qemu-opts=-global virtio-serial-device.max_ports=2")
+        # What the guest has read is to stay in its memory, which virtme-ng's own way to the files of this machine rules out.
+        again = f"-fsdev local,id={CACHED},path=/,security_model=none,readonly=on,multidevs=remap"
+        again += f" -device virtio-9p-pci,fsdev={CACHED},mount_tag={CACHED}"
+        options.append(f"--qemu-opts=-global virtio-serial-device.max_ports=2 {again}")
         options += [f"--rwdir={self._folder}", "--exec", f"sh {ROOT}/tests/real_kernel/inside.sh {self._folder}"]
         command = [str(VNG), "--run", str(kernel), *options]
         scratch = self._folder / "tmp"

@@ -24,7 +24,7 @@ from tests.contract.kernel.firewall_host import TABLE, Host, seed
 from tests.emulated import examples
 from tests.firewalls import compiled, configuration, configurations, match, one_chain, rule
 
-pytestmark = pytest.mark.privileged
+pytestmark = [pytest.mark.privileged, pytest.mark.any_kernel]
 
 GOLDEN = Path(__file__).parent / "golden" / "seed_firewall.nft"
 

@@ -17,7 +17,7 @@ from tests.contract.kernel.firewall_host import Host
 from tests.contract.kernel.wires import Seen, Wires
 from tests.topologies import ROME_GATEWAY, keys, settled_plans, two_clusters
 
-pytestmark = pytest.mark.privileged
+pytestmark = [pytest.mark.privileged, pytest.mark.any_kernel]
 
 NODE, TUNNEL = "mo.worker-1", "mt.0"
 HOSTS = ("0.0", "0.5", "7.5", "255.255")

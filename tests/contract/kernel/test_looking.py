@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from schemas.host_objects import PlanObject, WireguardLink
@@ -9,6 +10,8 @@ from services.kernel.fake import FakeHost
 from services.kernel.transaction import Listed
 from tests.contract.kernel.gateway_plan import PEERS
 from tests.contract.kernel.machines import Machine, converge
+
+pytestmark = pytest.mark.any_kernel
 
 
 def test_who_only_looks_sees_the_plan_with_public_keys(machine: Machine, plan: dict[str, PlanObject]) -> None:

@@ -15,6 +15,8 @@ from services.kernel.transaction import Change
 from services.runtime.errors import Conflict, MeshmarkError, Permanent, Waiting
 from tests.contract.kernel.machines import Machine
 
+pytestmark = pytest.mark.any_kernel
+
 TABLE = 77_001
 MANY = 1500
 

@@ -13,6 +13,8 @@ from services.runtime.errors import Conflict, Permanent, Waiting
 from tests.contract.kernel.gateway_plan import overlay, tunnel
 from tests.contract.kernel.machines import LinuxMachine, Machine, converge, differences
 
+pytestmark = pytest.mark.any_kernel
+
 OTHER = Mac("02:4d:03:00:00:77")
 
 

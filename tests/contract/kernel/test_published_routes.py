@@ -21,6 +21,8 @@ from tests.contract.kernel.machines import FakeMachine, LinuxMachine, Machine, c
 from tests.emulated import examples
 from tests.routes import compiled, configurations, routes, to
 
+pytestmark = pytest.mark.any_kernel
+
 LINKS = ["d0", "d1"]
 SOURCES = {4: "10.80.2.1", 6: "fd00:80::1"}
 TUNNELS = ("d2", "d3")

@@ -16,6 +16,8 @@ from services.kernel.transaction import Change, Listed
 from services.runtime.errors import Permanent, Waiting
 from tests.contract.kernel.machines import Machine, converge, differences, make
 
+pytestmark = pytest.mark.any_kernel
+
 PLACES = (
     (Address("10.80.0.1"), Address("10.80.0.9"), Prefix("10.97.0.0/16")),
     (Address("fd00::1"), Address("fd00::9"), Prefix("fd00:97::/32")),

@@ -16,7 +16,7 @@ from tests.contract.kernel.firewall_host import Host, seed
 from tests.contract.kernel.wires import Seen, Wires
 from tests.routes import compiled, routes, to
 
-pytestmark = pytest.mark.privileged
+pytestmark = [pytest.mark.privileged, pytest.mark.any_kernel]
 
 TUNNEL, WORKER, CONTROL_PLANE = "liqo-tunnel1", "liqo.n556fkng95", "liqo.t4wpt9k7mb"
 LINKS = (TUNNEL, WORKER, CONTROL_PLANE)

@@ -11,6 +11,8 @@ from services.kernel.transaction import Change, Marker, changes
 from tests.contract.kernel.gateway_plan import tunnel
 from tests.contract.kernel.machines import Machine, converge, differences, make
 
+pytestmark = pytest.mark.any_kernel
+
 MARKER = Marker(3, 17, {unit_tag("peering/rome/rome-milan"): "ab" * 16, unit_tag("other"): "cd" * 16})
 
 

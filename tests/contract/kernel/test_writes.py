@@ -25,6 +25,8 @@ from services.runtime.errors import Conflict, Permanent, Waiting
 from tests.contract.kernel.gateway_plan import PEERS, tunnel
 from tests.contract.kernel.machines import Machine, converge, differences
 
+pytestmark = pytest.mark.any_kernel
+
 PREFIX = Prefix("10.200.0.0/16")
 ENDPOINT = Endpoint("127.0.0.9:51840")
 

@@ -41,6 +41,7 @@ def rules_of(host: LinuxHost) -> list[str]:
     return [line for line in host.run("ip", "rule").splitlines() if "proto 77" in line]
 
 
+@pytest.mark.any_kernel
 def test_policy_rules_do_not_grow(host: LinuxHost) -> None:
     """The kernel lists as many rules of ours with 8 tunnels and 60 nodes as with 1 tunnel and 2 nodes."""
     counts = []

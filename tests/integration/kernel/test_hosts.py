@@ -38,6 +38,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.any_kernel
 def test_flows_are_read_and_dropped_one_by_one(machine: LinuxMachine) -> None:
     """A UDP flow shows with its ports, and goes alone when asked to; a second request finds it gone."""
     machine.run("nft 'add table ip p; add chain ip p c { type filter hook output priority 0; }; add rule ip p c ct state new accept'")
@@ -223,6 +224,7 @@ def test_the_private_key_is_for_root_alone(machine: LinuxMachine, tmp_path: Path
     assert (tmp_path / "wireguard.key").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.any_kernel
 def test_a_thousand_routes_are_read_in_one_pass(machine: LinuxMachine) -> None:
     """Bulk: routes of ours among many of others are found, and only those."""
     lines = "\n".join(
@@ -233,6 +235,7 @@ def test_a_thousand_routes_are_read_in_one_pass(machine: LinuxMachine) -> None:
     assert len(found) == 500
 
 
+@pytest.mark.any_kernel
 def test_a_kernel_stays_in_the_namespace_of_the_thread_that_made_it(machine: LinuxMachine) -> None:
     """Called from this thread, which is in another network namespace, it still reads and writes the machine's links."""
     item = VxlanLink(overlay(machine.tag, 7), 7, Address("127.0.0.1"), Address("127.0.0.2"), Mac("02:00:00:00:00:07"), 1400)
@@ -242,6 +245,7 @@ def test_a_kernel_stays_in_the_namespace_of_the_thread_that_made_it(machine: Lin
     assert item.name in machine.run("ip -o link")
 
 
+@pytest.mark.any_kernel
 def test_a_change_of_ours_names_this_process(machine: LinuxMachine) -> None:
     """The port of the socket for links and addresses holds the process's number."""
     link = VxlanLink(overlay(machine.tag, 8), 8, Address("127.0.0.1"), Address("127.0.0.2"), Mac("02:00:00:00:00:08"), 1400)
@@ -252,6 +256,7 @@ def test_a_change_of_ours_names_this_process(machine: LinuxMachine) -> None:
     assert (event.layer, event.pid) == ("address", os.getpid())
 
 
+@pytest.mark.any_kernel
 def test_a_thousand_flows_are_read(machine: LinuxMachine) -> None:
     """Bulk: every entry of the dump is there."""
     machine.run(TRACKED)
@@ -260,6 +265,7 @@ def test_a_thousand_flows_are_read(machine: LinuxMachine) -> None:
     assert {flow.destination_port for flow in machine.kernel.flows()} >= set(ports)
 
 
+@pytest.mark.any_kernel
 def test_equal_flows_of_two_zones_go_one_by_one(machine: LinuxMachine) -> None:
     """The zone tells them apart, in what is read and in what is deleted."""
     for zone in (1, 2):
@@ -272,6 +278,7 @@ def test_equal_flows_of_two_zones_go_one_by_one(machine: LinuxMachine) -> None:
     assert flows(machine, socket.IPPROTO_UDP, 9001) == [first]
 
 
+@pytest.mark.any_kernel
 def test_an_icmp_flow_is_read_and_dropped(machine: LinuxMachine) -> None:
     """Its identifier stands in the source port, its type and code in the destination port."""
     machine.run(TRACKED)
@@ -287,6 +294,7 @@ def test_an_icmp_flow_is_read_and_dropped(machine: LinuxMachine) -> None:
     assert flows(machine, socket.IPPROTO_ICMP, 8 << 8) == []
 
 
+@pytest.mark.any_kernel
 def test_a_host_that_starts_to_forward_keeps_the_default_route_it_learned(machine: LinuxMachine, other: LinuxMachine) -> None:
     """A router's advertisement gives a host its way out; a plan that switches IPv6 forwarding on does not take it away."""
     uplink, far = f"up{machine.tag}", f"up{other.tag}"
@@ -312,6 +320,7 @@ def test_a_host_that_starts_to_forward_keeps_the_default_route_it_learned(machin
     assert dict(machine.kernel.read({})) == {}
 
 
+@pytest.mark.any_kernel
 @pytest.mark.parametrize("protocol", [socket.IPPROTO_UDP, socket.IPPROTO_ICMPV6])
 def test_ipv6_flows_are_read_and_dropped(machine: LinuxMachine, protocol: int) -> None:
     """By their addresses and ports, or an echo's identifier, beside an IPv4 flow that stays."""

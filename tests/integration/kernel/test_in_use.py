@@ -14,7 +14,7 @@ from services.kernel.survey import netfilter
 from services.kernel.survey.in_use import Look
 from tests.contract.kernel.machines import LinuxMachine, converge
 
-pytestmark = pytest.mark.privileged
+pytestmark = [pytest.mark.privileged, pytest.mark.any_kernel]
 
 LISTENER = "import socket,sys; s=socket.socket(type=socket.SOCK_DGRAM); s.bind(('',5300)); print(flush=True); sys.stdin.read()"
 

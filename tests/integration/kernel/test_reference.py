@@ -16,7 +16,7 @@ from services.runtime.settings import NftEngineName
 from tests.contract.kernel.gateway_plan import TABLE
 from tests.contract.kernel.machines import LinuxMachine
 
-pytestmark = pytest.mark.privileged
+pytestmark = [pytest.mark.privileged, pytest.mark.any_kernel]
 
 
 def _refuse(*_arguments: object) -> list[object]:

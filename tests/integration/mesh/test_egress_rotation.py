@@ -48,6 +48,7 @@ def rome(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Turnovers[L
         yield found
 
 
+@pytest.mark.any_kernel
 @pytest.mark.parametrize("turning", [EXIT, PODS_NODE], ids=["exit", "pod's node"])
 async def test_no_packet_is_lost(rome: Turnovers[LinuxHost], turning: HostId) -> None:
     """Whichever of the two changes its key: the pod's requests are heard outside, and it hears the answers."""

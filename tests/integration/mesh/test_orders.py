@@ -86,6 +86,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         made.close()
 
 
+@pytest.mark.any_kernel
 def test_what_is_expected_is_a_whole_mesh(machines: Machines) -> None:
     """The comparison is not one of nothing: six hosts with rules, routes, links and tables of ours, and tunnels at both gateways."""
 
