@@ -14,7 +14,7 @@ from schemas.topology import Gateway, Node, Pod
 from schemas.values import FAMILIES, Address
 from services.auditor.trace.trails import Way
 from services.cli.hosts import near
-from services.planner import mesh
+from services.planner import egress, mesh
 from services.planner.allocate import Allocations
 from services.planner.compile import compile_host
 from services.planner.state import Attachment, HostId, State, seen_prefixes
@@ -96,9 +96,11 @@ def session(
         msg = f"{source} and {destination} are the same end; give two"
         raise Permanent(msg)
     attachments = _between(state, *ends)
-    ends = [_as_seen(state, end, attachments) for end in ends]
-    ends[1] = replace(ends[1], seen=tuple(dict.fromkeys((*ends[1].seen, *services))))
-    hosts = [host for host in (ends[0].host, *(each.host for each in attachments), ends[1].host) if host is not None]
+    exits = _exits(state, allocations, *ends)
+    ends = [_also_seen(end, [*_seen(state, end, attachments), *(exits.values() if end.host is not None else ())]) for end in ends]
+    ends[1] = _also_seen(ends[1], services)
+    between = (*(each.host for each in attachments), *exits)
+    hosts = [host for host in (ends[0].host, *between, ends[1].host) if host is not None]
     if not hosts:
         msg = f"neither {source} nor {destination} is in a cluster; give a pod or node, as rome/shop, or one's address"
         raise Permanent(msg)
@@ -179,9 +181,25 @@ def _between(state: State, here: End, there: End) -> tuple[Attachment, ...]:
     raise Permanent(msg)
 
 
-def _as_seen(state: State, end: End, attachments: Iterable[Attachment]) -> End:
-    """The end with the addresses by which the other cluster knows it."""
-    seen = [
+def _exits(state: State, allocations: Allocations, here: End, there: End) -> dict[HostId, Address]:
+    """The nodes through which policies let a pod out to somebody outside, with the address as which it leaves; in mid-move all of them."""
+    inside, outside = (here, there) if there.host is None else (there, here)
+    if inside.host is None or outside.host is not None:
+        return {}
+    cluster, (to,) = inside.host.cluster, outside.addresses
+    found: dict[HostId, Address] = {}
+    for item in state.egress[cluster].values():
+        own = [address for address in inside.addresses if address.family == to.family and any(one.covers(address) for one in item.pods)]
+        if own and (not item.destinations or any(one.covers(to) for one in item.destinations)):
+            for name in sorted(egress.exits(allocations.way(state, item), item)):
+                if address := egress.source(state.nodes[cluster][name], item, to.family):
+                    found[HostId(cluster, name)] = address
+    return found
+
+
+def _seen(state: State, end: End, attachments: Iterable[Attachment]) -> list[Address]:
+    """The addresses by which the other cluster knows an end."""
+    return [
         real.translate(address, shown)
         for attachment in attachments
         if end.host is not None and attachment.far.cluster == end.host.cluster
@@ -189,7 +207,12 @@ def _as_seen(state: State, end: End, attachments: Iterable[Attachment]) -> End:
         for address in end.addresses
         if real.covers(address)
     ]
-    return End(end.name, end.known, end.host, end.addresses, tuple(each for each in dict.fromkeys(seen) if each not in end.addresses))
+
+
+def _also_seen(end: End, addresses: Iterable[Address]) -> End:
+    """The end with more addresses by which the other one knows it."""
+    found = dict.fromkeys((*end.seen, *addresses))
+    return replace(end, seen=tuple(each for each in found if each not in end.addresses))
 
 
 def _outer(state: State, hosts: Iterable[HostId]) -> Iterator[Address]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from schemas.values import Address
+from services.cli.files import load
 from services.cli.trace.ends import Session, session
 from services.cli.trace.filters import Filters
 from services.planner.core import Core, settle_rollouts
 from services.runtime.errors import Permanent
-from tests.topologies import keys, tell, two_clusters
+from tests.topologies import EXAMPLES, keys, tell, two_clusters
 
 
 def between(source: str, destination: str, *services: Address) -> Session:
@@ -45,6 +46,30 @@ def test_an_address_is_whose_it_is() -> None:
     unknown = between("10.200.2.99", "rome/shop").source
     assert (unknown.name, unknown.known.node_name.partition("/")[2]) == ("10.200.2.99", "worker-2")
     assert between("rome/shop", "192.0.2.9").route == ("rome/worker-1",)
+
+
+def outside(source: str, destination: str) -> Session:
+    core = Core()
+    tell(core, load([EXAMPLES / "egress.yaml"]))
+    return session(core.state, core.allocations, (source, destination), None, 30)
+
+
+def test_a_flow_that_a_policy_leads_out_is_followed_through_the_node_that_lets_it_out() -> None:
+    """By the address as which it leaves there, in the family of the flow; from outside as well."""
+    out, back = outside("rome/shop", "192.0.2.50"), outside("2001:db8:99::50", "rome/shop")
+    assert out.route == ("rome/worker-1", "rome/worker-2")
+    assert back.route == ("rome/worker-2", "rome/worker-1")
+    assert (out.source.seen, back.destination.seen) == (("172.18.0.12",), ("2001:db8:18::12",))
+    assert {wish.flow for wish in out.hosts.values()} == {("10.200.1.10", "fd00:200:0:1::10", "172.18.0.12", "192.0.2.50")}
+
+
+def test_a_policy_for_some_destinations_leads_no_other_flow_out() -> None:
+    """Nor one between pods, or from a pod that it does not choose."""
+    to_bank = outside("rome/stock", "198.51.100.7")
+    assert (to_bank.route, to_bank.source.seen) == (("rome/worker-2", "rome/worker-3"), ("192.0.2.9",))
+    assert outside("rome/stock", "192.0.2.50").route == ("rome/worker-2",)
+    assert outside("rome/post", "198.51.100.7").route == ("rome/worker-3",)
+    assert outside("rome/shop", "rome/post").route == ("rome/worker-1", "rome/worker-3")
 
 
 def test_hosts_are_asked_for_nothing_that_is_not_shown() -> None:
