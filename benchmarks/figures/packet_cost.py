@@ -39,7 +39,6 @@ _PORTS = (40_000, 5001)
 _PAYLOAD = bytes(18)
 _POD_PLACE = 10
 
-"""Nanoseconds per packet through each gateway, measured one after the other."""
 Way = tuple[int, bytes]
 """A packet, and the number of the tunnel that it comes out of."""
 
