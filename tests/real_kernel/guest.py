@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -53,7 +54,7 @@ _CONSOLE_LINES = 40
 CASES_MAX = 1
 """Of a test with more cases than these, as many are run: an emulated machine needs two seconds of a processor for each, and half a minute
 where a stream is watched."""
-PATHS_CASES_MAX = 4
+PATHS_CASES_MAX = 6
 """The same of those that follow packets on every path, for which this is all about."""
 _SHARED_WEIGHT = 3
 """How many other tests take as long as one that shares a mesh."""
@@ -113,14 +114,11 @@ def sample(items: Sequence[str]) -> list[str]:
         count = min(len(group), PATHS_CASES_MAX if "/test_paths.py::" in name else CASES_MAX)
         geneve = [item for item in group if "geneve" in item]
         others = [item for item in group if "geneve" not in item]
+        draw = random.Random(name)  # so that not all tests are about the same family and way, and each run about the same cases
         about_geneve = max(min(len(geneve), (count + 1) // 2), count - len(others))
-        kept.update(_spread(geneve, about_geneve))
-        kept.update(_spread(others, count - about_geneve))
+        kept.update(draw.sample(geneve, about_geneve))
+        kept.update(draw.sample(others, count - about_geneve))
     return [item for item in items if item in kept]
-
-
-def _spread(items: Sequence[str], count: int) -> Iterator[str]:
-    return (items[number * len(items) // count] for number in range(count))
 
 
 def _is_traced(item: str) -> bool:

@@ -40,7 +40,7 @@ def test_what_is_expected_is_a_whole_mesh() -> None:
     assert all(any(key.startswith("link mt.2") for key in EXPECTED[host][0]) for host in PRIVATE_KEYS)
 
 
-@settings(max_examples=60)
+@settings(max_examples=1000)
 @given(order=orders(rests=st.booleans()))
 def test_any_order_leads_to_the_same_kernels(order: list[tuple[Said, bool]]) -> None:
     """Messages in any order, some of them twice and old ones late, with hosts that apply what is planned in between."""

@@ -114,11 +114,17 @@ def test_without_a_kernel_it_says_what_installs_one(tmp_path: Path, monkeypatch:
 
 
 def test_of_many_cases_some_are_run_and_of_few_all() -> None:
-    """The sample has every test, in order, and the cases of one on every path are spread over all."""
+    """The sample has every test, in order, and is the same each time; those on every path differ in all that they are about."""
     one = [f"tests/a.py::test_many[{number}]" for number in range(45)]
-    many = [f"{MESHES}test_paths.py::test_many[{number}]" for number in range(45)]
+    many = [f"{MESHES}test_paths.py::test_many[{path}-{family}-{mode}]" for path in range(8) for family in (4, 6) for mode in "ab"]
     few = ["tests/a.py::test_one", *(f"tests/b.py::test_few[{number}]" for number in range(CASES_MAX))]
-    assert sample([*one, *many, *few]) == [one[0], *(many[number] for number in (0, 11, 22, 33)), *few]
+    found = sample([*one, *many, *few])
+    chosen = found[CASES_MAX : -len(few)]
+    assert set(found[:CASES_MAX]) < set(one)
+    assert found[-len(few) :] == few
+    assert sorted(chosen, key=many.index) == chosen
+    assert all(len(set(place)) > 1 for place in zip(*(item.split("[")[1].split("-") for item in chosen), strict=True))
+    assert sample([*one, *many, *few]) == found
     assert sample([]) == []
 
 
