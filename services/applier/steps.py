@@ -12,7 +12,8 @@ these would go elsewhere. So it comes after all routes, and goes before them, be
 
 A link that has to be made again takes its addresses, neighbours, peers and routes with it: they are connected again after it. A link that
 goes while another one takes its place in the kernel (the same far end and number, or the same port, under another name) goes just before
-that comes.
+that comes. An address that goes from a link goes before routes by that link come which have it as their source: older kernels (Linux 6.1,
+IPv6) take it from those routes, though the host has it on another link. Those that stay are written again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from schemas.host_objects import MAIN_TABLE, Link, OnLink, PlanObject, PolicyRule, Route, Sysctl, WireguardLink
+from schemas.host_objects import MAIN_TABLE, Link, LinkAddress, OnLink, PlanObject, PolicyRule, Route, Sysctl, WireguardLink
+from schemas.values import Address
 from services.kernel.transaction import Change, Held, with_dependents
 
 
@@ -42,6 +44,7 @@ def order(changes: Sequence[Change], held: Mapping[str, Held], target: Mapping[s
     late: list[Change] = []
     giving_way: list[Change] = []
     taken = {_place(change.new) for change in changes if isinstance(change.new, Link)}
+    sources = {source for item in target.values() for source in _sources_of(item)}
     arriving: list[Change] = []
     for change in changes:
         if change.subject.layer == "nft":
@@ -50,11 +53,11 @@ def order(changes: Sequence[Change], held: Mapping[str, Held], target: Mapping[s
             arriving.append(change)
         elif change.key in leaving and _may_leave_early(change.subject, guarded):
             early.append(change)
-        elif isinstance(change.old, Link) and _place(change.old) in taken:
+        elif (isinstance(change.old, Link) and _place(change.old) in taken) or _address_of(change.old) in sources:
             giving_way.append(change)
         else:
             late.append(change)
-    arriving += _dependents(arriving, held, target)
+    arriving += _dependents(changes, held, target)
     staged = [change for change in arriving if _is_staged(change.subject, guarded)]
     connecting = [*giving_way, *(change for change in arriving if not _is_staged(change.subject, guarded))]
     return Steps(
@@ -91,13 +94,30 @@ def _may_leave_early(item: Held, guarded: Collection[int]) -> bool:
     return has_hops or isinstance(item, Link | OnLink) or _is_open(item, guarded)
 
 
-def _dependents(arriving: Sequence[Change], held: Mapping[str, Held], target: Mapping[str, PlanObject]) -> list[Change]:
-    """What the kernel dropped with a link that is made (again), to be written after it; where nothing was dropped, that does no harm."""
-    remade = {change.new.name for change in arriving if isinstance(change.new, Link)}
-    if not remade:
+def _dependents(changes: Sequence[Change], held: Mapping[str, Held], target: Mapping[str, PlanObject]) -> list[Change]:
+    """What the kernel dropped with a link that is made (again), or took from a route with an address, to be written after it.
+
+    Where nothing was dropped, that does no harm.
+    """
+    remade = {change.new.name for change in changes if isinstance(change.new, Link)}
+    gone = {_address_of(change.old) for change in changes if change.new is None} - {None}
+    if not remade and not gone:
         return []
-    known = {change.key for change in arriving}
-    return [Change(held.get(key), item) for key, item in target.items() if key not in known and _links_of(item) & remade]
+    known = {change.key for change in changes}
+    return [
+        Change(held.get(key), item)
+        for key, item in target.items()
+        if key not in known and (_links_of(item) & remade or _sources_of(item) & gone)
+    ]
+
+
+def _sources_of(item: PlanObject) -> set[tuple[str, Address]]:
+    """By which link and as which address a route has packets leave."""
+    return {(hop.link, item.source) for hop in item.hops} if isinstance(item, Route) and item.source is not None else set()
+
+
+def _address_of(item: Held | None) -> tuple[str, Address] | None:
+    return (item.link, item.address) if isinstance(item, LinkAddress) else None
 
 
 def _links_of(item: PlanObject) -> set[str]:

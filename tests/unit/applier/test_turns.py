@@ -265,6 +265,19 @@ def test_a_link_goes_before_one_that_takes_its_place(back: bool) -> None:
     assert [change.key for change in steps.remove] == ([] if back else [other.key])
 
 
+def test_an_address_goes_before_routes_that_have_it_as_their_source() -> None:
+    """Those by its link, be they new or there already; Linux 6.1 takes it from them as it goes. Another address goes last."""
+    own, other = Address("2001:db8:18::11"), Address("2001:db8:18::12")
+    old = [LinkAddress("me.0", own, 128), LinkAddress("me.0", other, 128), LinkAddress("me.1", own, 128)]
+    stays, comes = (Route(10, Prefix(f"fd00:{number}::/48"), hops=(NextHop("me.0"),), source=own) for number in (1, 2))
+    before = {item.key: item for item in (*old, stays)}
+    after = {item.key: item for item in (stays, comes)}
+    steps = order(changes(before, after), before, after, ())
+    assert [(change.key, change.verb) for change in steps.connect][0] == (old[0].key, "remove")
+    assert {change.key for change in steps.connect[1:]} == {stays.key, comes.key}
+    assert {change.key for change in steps.remove} == {old[1].key, old[2].key}
+
+
 def test_fewer_tunnels_on_other_ports_do_not_meet() -> None:
     """The last tunnel goes before the one before it moves to its port."""
     before, after = (settled_plans([*base(), item, *keys()])[ROME_GATEWAY].objects() for item in (peering(3), peering(2, port=51841)))
