@@ -273,8 +273,9 @@ def test_an_address_goes_before_routes_that_have_it_as_their_source() -> None:
     before = {item.key: item for item in (*old, stays)}
     after = {item.key: item for item in (stays, comes)}
     steps = order(changes(before, after), before, after, ())
-    assert [(change.key, change.verb) for change in steps.connect][0] == (old[0].key, "remove")
-    assert {change.key for change in steps.connect[1:]} == {stays.key, comes.key}
+    first, *others = steps.connect
+    assert (first.key, first.verb) == (old[0].key, "remove")
+    assert {change.key for change in others} == {stays.key, comes.key}
     assert {change.key for change in steps.remove} == {old[1].key, old[2].key}
 
 
