@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from schemas.host_objects import LinkAddress, NextHop, PolicyRule, Route, VxlanLink, WireguardLink
 from schemas.plan import Entry, HostPlan, unit_tag
@@ -171,10 +172,30 @@ def test_a_link_made_again_gets_its_routes_and_addresses_back() -> None:
     host = FakeHost()
     one = applier(host)
     one.apply(FIRST, 1, 1)
-    moved = settled_plans([*two_clusters(), *keys(), node("worker-1", 1, addresses=(Address("172.18.0.99"),))])[ROME_GATEWAY]  # type: ignore[arg-type]
+    by_hand = LinkAddress("mo.worker-1", Address("192.0.2.1"), 32)
+    host.objects[by_hand.key] = by_hand
+    moved = renumbered(FIRST)
     one.apply(moved, 1, 2)
+    assert by_hand.key not in host.objects, "the link has never gone"
     assert holds(host, moved)
-    assert any(isinstance(item, LinkAddress) and item.link == "mo.worker-1" for item in host.objects.values())
+    on_link = [key for key, item in host.objects.items() if key.startswith("address mo.worker-1 ") or leads_by(item, "mo.worker-1")]
+    assert {key.partition(" ")[0] for key in on_link} == {"address", "route"}
+
+
+def renumbered(plan: HostPlan) -> HostPlan:
+    """The same plan with other numbers of overlays, which no link changes in place."""
+    units = {
+        name: {
+            key: replace(entry, object=replace(entry.object, vni=entry.object.vni + 1)) if isinstance(entry.object, VxlanLink) else entry
+            for key, entry in unit.items()
+        }
+        for name, unit in plan.units.items()
+    }
+    return HostPlan(plan.cluster, plan.host, units)
+
+
+def leads_by(item: object, link: str) -> bool:
+    return isinstance(item, Route) and any(hop.link == link for hop in item.hops)
 
 
 def test_removal_leaves_nothing_and_gives_sysctls_back() -> None:
