@@ -17,6 +17,7 @@ from services.cli.hosts import near
 from services.planner import egress, mesh
 from services.planner.allocate import Allocations
 from services.planner.compile import compile_host
+from services.planner.compile.egress import inside
 from services.planner.state import Attachment, HostId, State, seen_prefixes
 from services.runtime.errors import Permanent
 
@@ -183,14 +184,20 @@ def _between(state: State, here: End, there: End) -> tuple[Attachment, ...]:
 
 def _exits(state: State, allocations: Allocations, here: End, there: End) -> dict[HostId, Address]:
     """The nodes through which policies let a pod out to somebody outside, with the address as which it leaves; in mid-move all of them."""
-    inside, outside = (here, there) if there.host is None else (there, here)
-    if inside.host is None or outside.host is not None:
+    pod, outside = (here, there) if there.host is None else (there, here)
+    if pod.host is None or outside.host is not None:
         return {}
-    cluster, (to,) = inside.host.cluster, outside.addresses
+    cluster, (to,) = pod.host.cluster, outside.addresses
+    seen = [shown for attachment in state.attachments[cluster].values() for shown, _ in seen_prefixes(state, attachment)]
+    if any(prefix.covers(to) for prefix in inside(state.clusters[cluster], seen)):
+        return {}
+    node = state.nodes[cluster].get(pod.host.name)
+    nodes_own = set(_senders(state, allocations, node)) if node is not None else set()  # among its pods', but led nowhere
+    led = [address for address in pod.addresses if address.family == to.family and address not in nodes_own]
     found: dict[HostId, Address] = {}
     for item in state.egress[cluster].values():
-        own = [address for address in inside.addresses if address.family == to.family and any(one.covers(address) for one in item.pods)]
-        if own and (not item.destinations or any(one.covers(to) for one in item.destinations)):
+        is_chosen = any(prefix.covers(address) for prefix in item.pods for address in led)
+        if is_chosen and (not item.destinations or any(prefix.covers(to) for prefix in item.destinations)):
             for name in sorted(egress.exits(allocations.way(state, item), item)):
                 if address := egress.source(state.nodes[cluster][name], item, to.family):
                     found[HostId(cluster, name)] = address

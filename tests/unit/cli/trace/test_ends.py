@@ -72,6 +72,20 @@ def test_a_policy_for_some_destinations_leads_no_other_flow_out() -> None:
     assert outside("rome/shop", "rome/post").route == ("rome/worker-1", "rome/worker-3")
 
 
+@pytest.mark.parametrize("name", ["rome/worker-1", "10.200.1.1"])
+def test_no_policy_leads_out_what_a_node_says_itself(name: str) -> None:
+    """Though the address by which it speaks to pods is among those that the policy chooses."""
+    wanted = outside(name, "192.0.2.50")
+    assert (wanted.route, wanted.source.seen) == (("rome/worker-1",), ())
+
+
+@pytest.mark.parametrize("to", ["10.80.0.77", "169.254.0.9", "10.200.9.9", "fe80::9"])
+def test_no_policy_leads_out_what_is_never_outside(to: str) -> None:
+    """An address of the cluster that nobody has, and what is not routed, are not looked for on another node."""
+    wanted = outside("rome/shop", to)
+    assert (wanted.route, wanted.source.seen) == (("rome/worker-1",), ())
+
+
 def test_hosts_are_asked_for_nothing_that_is_not_shown() -> None:
     """By protocols and ports of the filters; a port of a protocol that has none is said to be so."""
     core = Core()
