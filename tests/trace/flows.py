@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from schemas.topology import WireguardSettings
 from schemas.values import IPV6
-from services.auditor.trace.trails import Trail, trails
+from services.auditor.trace.trails import Trail
 from services.cli.trace.ends import Session
 from services.planner.state import HostId
 from tests.trace.site import Rome
@@ -71,4 +71,4 @@ def place_of(name: str) -> str:
 
 def seen(rome: Rome, wanted: Session, found: dict[HostId, Recorded]) -> list[Trail]:
     """The packets of what was told."""
-    return trails([event for host, recorded in found.items() for event in flows(rome.plan(host), recorded)], wanted.ways, wanted.route)
+    return wanted.trails([event for host, recorded in found.items() for event in flows(rome.plan(host), recorded)])

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from schemas.topology import Gateway, Peering, Pod
 from schemas.values import FAMILIES, Family
-from services.auditor.trace.trails import Trail, trails
+from services.auditor.trace.trails import Trail
 from services.cli.files import load
 from services.cli.lab import namespaces
 from services.cli.lab.expected import joined
@@ -65,7 +65,7 @@ def traced(site: Site, family: Family) -> tuple[Session, list[Trail]]:
             recorder.lend(wish)
         assert echo("rome.pod.shop", to, recorder) == 1
     events = [event for host, recorded in recorder.found.items() for event in flows(core.published[host], recorded)]
-    return wanted, trails(events, wanted.ways, wanted.route)
+    return wanted, wanted.trails(events)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from schemas.topology import Cluster, Node
 from schemas.values import FAMILIES, IPV4, IPV6, Address, Family
-from services.auditor.trace.trails import Trail, trails
+from services.auditor.trace.trails import Trail
 from services.auditor.trace.verdicts import courses
 from services.cli.files import load
 from services.cli.lab import namespaces
 from services.cli.trace.ends import session
 from tests.sites import Site
-from tests.topologies import EXAMPLES
+from tests.topologies import EXAMPLES, pod
 from tests.tracing import ONE, TWO, echo, flows, recording
 
 pytestmark = pytest.mark.privileged
@@ -27,12 +27,13 @@ EXIT = {IPV4: Address("172.18.0.12"), IPV6: Address("2001:db8:18::12")}
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The cluster of examples/egress.yaml."""
+    """The cluster of examples/egress.yaml, with a second pod on worker-1."""
     if namespaces.existing():
         pytest.skip("a lab is up on this machine")
     made = Site(tmp_path_factory.mktemp("egress"), load([EXAMPLES / "egress.yaml"]), Node, OUTSIDE.values())
     try:
         made.make()
+        made.say([pod("cart", "worker-1", "10.200.1.11")])
         yield made
     finally:
         made.close()
@@ -45,7 +46,7 @@ def turn_to(site: Site, routing: str) -> None:
 
 
 def traced(site: Site, ends: tuple[str, str], place: str, to: Address) -> list[Trail]:
-    """An echo of a flow that has begun, as all hosts on its way tell of it."""
+    """The packets of a traced flow, as all hosts on its way tell of it, while `place` has an echo from `to` of one that has begun."""
     core = site.mesh.core
     wanted = session(core.state, core.allocations, ends, None, 60)
     hosts = {host: site.mesh.hosts[host] for host in wanted.hosts}
@@ -56,7 +57,7 @@ def traced(site: Site, ends: tuple[str, str], place: str, to: Address) -> list[T
             recorder.lend(wish)
         assert echo(place, to, recorder) == 1
     told = [event for host, recorded in recorder.found.items() for event in flows(core.published[host], recorded)]
-    return trails(told, wanted.ways, wanted.route)
+    return wanted.trails(told)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -81,3 +82,10 @@ def test_a_flow_is_followed_through_the_node_that_lets_it_out(site: Site, routin
     assert back.ip is not None
     assert EXIT[family] in (out.ip.source, out.ip.source_xlated)
     assert back.ip.destination == EXIT[family]
+
+
+@pytest.mark.parametrize("place", ["rome.worker-2", "rome.pod.cart"])
+def test_what_others_send_as_the_same_address_is_not_of_the_flow(site: Site, place: str) -> None:
+    """The node itself, and another pod that the policy leads out, whose answers come to the address as which the traced one leaves."""
+    turn_to(site, "native")
+    assert traced(site, ("rome/shop", OUTSIDE[IPV4]), place, OUTSIDE[IPV4]) == []

@@ -17,7 +17,7 @@ from schemas.commands import TRACE_SAMPLE_MAX, TRACE_SECONDS_MAX
 from schemas.flow import FlowEvent, FlowMessage
 from schemas.values import Address
 from services.auditor.trace.carriers import seconds
-from services.auditor.trace.trails import Trail, Way, trails
+from services.auditor.trace.trails import Trail, Way
 from services.auditor.trace.verdicts import Tally, judged
 from services.cli import records
 from services.cli.output import EXIT_DIFFERENT, EXIT_NOTHING, console, emit_line, note, show_table
@@ -247,7 +247,7 @@ def _recorded(path: Path, wanted: Session) -> list[Trail]:
             raise Permanent(msg) from None
         if message.flow is not None:
             events[message.flow.uuid] = message.flow
-    return trails(events.values(), wanted.ways, wanted.route)
+    return wanted.trails(events.values())
 
 
 async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncGenerator[list[Trail], None]:

@@ -12,7 +12,7 @@ from schemas.flow import FlowEnd, FlowEvent
 from schemas.host_objects import GeneveLink, VxlanLink, WireguardLink, WireguardPeer
 from schemas.topology import Gateway, Node, Pod
 from schemas.values import FAMILIES, Address
-from services.auditor.trace.trails import Way
+from services.auditor.trace.trails import Trail, Way, trails
 from services.cli.hosts import near
 from services.planner import egress, mesh
 from services.planner.allocate import Allocations
@@ -25,7 +25,7 @@ from services.runtime.errors import Permanent
 class End(Struct, frozen=True):
     """One end of a flow. `host` is where it is, None for somebody outside of all clusters. `known` says who it is, for people.
 
-    `addresses` are its own, `seen` those by which the other end knows it.
+    `addresses` are its own, `seen` those by which the other end knows it; of these, `shared` are of nodes that let it out, and theirs, too.
     """
 
     name: str
@@ -33,10 +33,15 @@ class End(Struct, frozen=True):
     host: HostId | None
     addresses: tuple[Address, ...]
     seen: tuple[Address, ...] = ()
+    shared: tuple[Address, ...] = ()
 
     def has(self, *addresses: str) -> bool:
         """Whether all of them are this end's, but for empty ones."""
         return all(address in self.addresses or address in self.seen for address in addresses if address)
+
+    def is_told_apart(self, *addresses: str) -> bool:
+        """Whether one of them is nobody else's; always where it shares none."""
+        return not self.shared or any(address in self.addresses for address in addresses)
 
 
 class Session(Struct, frozen=True):
@@ -60,6 +65,20 @@ class Session(Struct, frozen=True):
         reply = self.destination.has(*sources) and self.source.has(*destinations)
         found: tuple[tuple[bool, Way], ...] = ((forward, "forward"), (reply, "reply"))
         return tuple(way for holds, way in found if holds)
+
+    def trails(self, events: Iterable[FlowEvent]) -> list[Trail]:
+        """The flow's packets, in the order of time.
+
+        What has the address of a node that lets pods out and nothing else is what that node says itself: a packet of the flow is seen
+        there with its own address, too.
+        """
+        return [trail for trail in trails(events, self.ways, self.route) if any(map(self._is_surely_its, trail.seen))]
+
+    def _is_surely_its(self, event: FlowEvent) -> bool:
+        if event.ip is None:
+            return False
+        addresses = (event.ip.source, event.ip.source_xlated, event.ip.destination, event.ip.destination_xlated)
+        return self.source.is_told_apart(*addresses) and self.destination.is_told_apart(*addresses)
 
 
 class Only(Struct, frozen=True):
@@ -98,7 +117,7 @@ def session(
         raise Permanent(msg)
     attachments = _between(state, *ends)
     exits = _exits(state, allocations, *ends)
-    ends = [_also_seen(end, [*_seen(state, end, attachments), *(exits.values() if end.host is not None else ())]) for end in ends]
+    ends = [_let_out(_also_seen(end, _seen(state, end, attachments)), exits.values()) for end in ends]
     ends[1] = _also_seen(ends[1], services)
     between = (*(each.host for each in attachments), *exits)
     hosts = [host for host in (ends[0].host, *between, ends[1].host) if host is not None]
@@ -220,6 +239,11 @@ def _also_seen(end: End, addresses: Iterable[Address]) -> End:
     """The end with more addresses by which the other one knows it."""
     found = dict.fromkeys((*end.seen, *addresses))
     return replace(end, seen=tuple(each for each in found if each not in end.addresses))
+
+
+def _let_out(end: End, addresses: Iterable[Address]) -> End:
+    """The end as nodes let it out: seen by their addresses, if it is in a cluster."""
+    return replace(_also_seen(end, addresses), shared=tuple(addresses)) if end.host is not None else end
 
 
 def _outer(state: State, hosts: Iterable[HostId]) -> Iterator[Address]:

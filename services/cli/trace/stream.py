@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from schemas import codec
 from schemas.flow import FlowEvent, FlowMessage
-from services.auditor.trace.trails import Trail, trails
+from services.auditor.trace.trails import Trail
 from services.cli.trace.ends import Session
 
 SETTLED_S = 1.0
@@ -67,7 +67,7 @@ class Stream:
     def complete(self, now_s: float, *, all_of_them: bool = False) -> list[Trail]:
         """Packets of which all is known by now, each once, in the order of time."""
         came = {uuid: at_s for uuid, (at_s, _) in self._events.items()}
-        found = trails((event for _, event in self._events.values()), self._session.ways, self._session.route)
+        found = self._session.trails(event for _, event in self._events.values())
         ready = [trail for trail in found if all_of_them or now_s - max(came[event.uuid] for event in trail.seen) > SETTLED_S]
         new = [trail for trail in ready if not any(event.uuid in self._told for event in trail.seen)]
         self._told.update(event.uuid for trail in new for event in trail.seen)

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from schemas.encryption import PLAINTEXT
 from schemas.flow import FlowEvent
-from services.auditor.trace.trails import trails
 from services.auditor.trace.verdicts import packet_verdict
 from services.cli.trace.ends import Session, session
 from services.planner.compile import compile_host
@@ -42,7 +41,7 @@ def told(name: str, *, shown: bool = True) -> tuple[Session, list[FlowEvent]]:
 def test_the_transcript_is_what_was_read(name: str) -> None:
     """Points in order, translations, marks, the outer packets and how they were found, and each direction's verdict."""
     wanted, found = told(name)
-    text = drawn(trails(found, wanted.ways, wanted.route), wanted)
+    text = drawn(wanted.trails(found), wanted)
     assert text == (HERE / "golden" / f"{name}.txt").read_text(encoding="utf-8")
 
 
@@ -60,7 +59,7 @@ def test_the_transcript_is_what_was_read(name: str) -> None:
 def test_points_come_in_ciliums_order(name: str, node: str, points: list[str]) -> None:
     """Of the request, on the host that sends it and on the one that gets it."""
     wanted, found = told(name)
-    request = trails(found, wanted.ways, wanted.route)[0]
+    request = wanted.trails(found)[0]
     assert [event.trace_observation_point for event in request.at(node)] == points
 
 
@@ -94,7 +93,7 @@ def test_what_was_not_shown_is_not_made_up(name: str, verdict: str) -> None:
     wrapped = [event for event in found if event.tunnel]
     assert wrapped
     assert all(event.ip is None and event.l4 is None and event.tunnel and event.tunnel.vni == 77 for event in wrapped)
-    seen = trails(found, wanted.ways, wanted.route)
+    seen = wanted.trails(found)
     assert [packet_verdict(trail) for trail in seen] == [verdict, verdict]
     joined = {link.corr.method for trail in seen for link in trail.outer if link.event.tunnel}
     assert joined == {"order and length"}

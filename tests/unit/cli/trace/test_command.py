@@ -13,7 +13,7 @@ import pytest
 from schemas import codec, subjects
 from schemas.commands import TraceFlow, Tracing
 from schemas.flow import FlowMessage, LostEvents
-from services.auditor.trace.trails import Trail, trails
+from services.auditor.trace.trails import Trail
 from services.cli.trace import command, stream
 from services.cli.trace.command import Form, Teller, trace
 from services.cli.trace.ends import Session
@@ -64,7 +64,7 @@ async def shown(capsys: pytest.CaptureFixture[str], broker: StubBroker, path: Pa
 def packets(name: str) -> tuple[Session, list[Trail]]:
     """A recorded flow, and its packets: a request and its answer."""
     wanted, events = told(name)
-    return wanted, trails(events, wanted.ways, wanted.route)
+    return wanted, wanted.trails(events)
 
 
 @pytest.mark.parametrize("form", ["compact", "table", "json", "path"])
