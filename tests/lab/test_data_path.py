@@ -158,9 +158,10 @@ def syn_mss(packet: Packet) -> int:
 
 async def test_outer_packets_carry_no_class_bits(live: Live) -> None:
     """Encapsulated packets of overlay and tunnels leave every host without a class mark, while the inner ones had one."""
+    outer = f"fib saddr type local udp dport {OUTER_PORTS}"  # the host's own: a pod's server may have such a port as well
     table = (
-        f'table inet probe {{ chain out {{ type filter hook postrouting priority 400; udp dport {OUTER_PORTS} counter comment "outer";'
-        f' udp dport {OUTER_PORTS} meta mark & 0xff00 != 0 counter comment "marked"; }};'
+        f'table inet probe {{ chain out {{ type filter hook postrouting priority 400; {outer} counter comment "outer";'
+        f' {outer} meta mark & 0xff00 != 0 counter comment "marked"; }};'
         ' chain in { type filter hook prerouting priority -140; meta mark & 0xff00 != 0 counter comment "classified"; }; }'
     )
     for host in live.mesh.hosts:
