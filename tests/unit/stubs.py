@@ -20,7 +20,7 @@ NODE = HostId("rome", "worker-1")
 class StubBroker:
     """A broker that holds one snapshot, delivers what is put in, and keeps what is published.
 
-    `away`, where it is given, holds up what is published until it is set.
+    `away`, where it is given, holds up what is published until it is set. `plans` are done with when who consumes them asks for more.
     """
 
     def __init__(self, stop: asyncio.Event) -> None:
@@ -51,6 +51,7 @@ class StubBroker:
     async def consume(self, *_: object, **__: object) -> AsyncIterator[Message]:
         while not self.stop.is_set():
             yield await self.plans.get()
+            self.plans.task_done()
 
     async def serve(self, subject: str, handler: Callable[[Message], Awaitable[bytes]]) -> None:
         self.handlers[subject.rpartition(".")[2]] = handler
