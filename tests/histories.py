@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from schemas.topology import PublicKey, Topology
-from schemas.values import Address, Name
+from schemas.topology import IpMapping, PublicKey, Topology
+from schemas.values import Address, Name, Prefix
 from services.kernel.curve25519 import clamped, public_key
 from services.planner.core import Said
-from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, gateway, node, peering, pod, said, two_clusters
+from services.planner.state import HostId
+from tests.firewalls import match, one_chain, rule
+from tests.routes import routes, to
+from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY, cluster, gateway, node, peering, pod, said, two_clusters
 
-PRIVATE_KEYS = {ROME_GATEWAY: clamped(bytes([1] * 32)), MILAN_GATEWAY: clamped(bytes([2] * 32))}
-ANY_KEY = clamped(bytes([3] * 32))
+ROME_WORKERS = HostId("rome", "worker-1"), HostId("rome", "worker-2")
+PRIVATE_KEYS = {host: clamped(bytes([number] * 32)) for number, host in enumerate((ROME_GATEWAY, MILAN_GATEWAY, *ROME_WORKERS), 1)}
+ANY_KEY = clamped(bytes([9] * 32))
 """The private key of a host that has no use for one."""
 _FINAL = 100
 
@@ -21,19 +27,53 @@ def keys() -> list[Topology]:
     return [PublicKey(name=Name(host.name), cluster=Name(host.cluster), key=public_key(private)) for host, private in PRIVATE_KEYS.items()]
 
 
+def final() -> list[Topology]:
+    """Two clusters: one that encrypts, and takes a remap from its pool; with an address that is mapped, and published rules and routes."""
+    rome = cluster("rome", encryption="wireguard", strict="audit", pools=(Prefix("10.96.0.0/14"),))
+    joined = peering()
+    joined = replace(joined, ends=(replace(joined.ends[0], remap_pods=()), joined.ends[1]))
+    changed = {item.ref: item for item in (rome, joined)}
+    return [*(changed.get(item.ref, item) for item in two_clusters()), *keys(), mapping(), ssh(), detour()]
+
+
+def mapping(name: str = "printer", real: str = "192.0.2.50", **changes: object) -> IpMapping:
+    return IpMapping(name=Name(name), cluster=Name("milan"), real=Address(real), **changes)  # type: ignore[arg-type]
+
+
+def ssh(name: str = "ssh", port: int = 22) -> Topology:
+    """A published rule for gateways, and a set in it."""
+    matches = match("inInterface", "@tunnels"), match("protocol", "tcp"), match("destinationPort", port)
+    return one_chain(rule(*matches, action="drop"), name=name, hosts={"role": "gateway"})
+
+
+def detour(name: str = "detour", prefix: str = "10.9.0.0/16") -> Topology:
+    """A published route by all tunnels, and the rule that leads there."""
+    return routes(name, rules=[{"to": prefix}], routes=[to(prefix, "@tunnels")], hosts={"role": "gateway"})
+
+
 def history() -> list[Said]:
-    """Two clusters as they came to be: hosts that moved, tunnels that were added, a pod that roamed, and things that are gone again."""
-    final = [*two_clusters(), *keys()]
+    """Two clusters as they came to be: hosts that moved, tunnels that were added, a pod that roamed, what was published and then changed,
+    encryption that was switched on; and things that are gone again, each of which was changed before that."""
     earlier: list[Topology] = [
+        cluster("rome"),
         replace(gateway("rome"), addresses=(Address("172.18.0.99"),)),
         node("worker-2", 17),
         peering(1),
         pod("shop", "worker-2", "10.200.9.9"),
+        mapping(real="192.0.2.51", node=Name("worker-2")),
+        ssh(port=23),
+        detour(prefix="10.8.0.0/16"),
     ]
-    gone: list[Topology] = [node("worker-7", 7), pod("guest", "worker-1", "10.200.1.77")]
-    events = [said(item, number) for number, item in enumerate([*earlier, *gone], 1)]
-    events += [Said((item.kind.lower(), item.home, item.name), b"", number) for number, item in enumerate(gone, 50)]
-    return events + [said(item, number) for number, item in enumerate(final, _FINAL)]
+    gone: list[tuple[Topology, Topology]] = [
+        (node("worker-7", 7), node("worker-7", 8)),
+        (pod("guest", "worker-1", "10.200.1.77"), pod("guest", "worker-2", "10.200.1.78")),
+        (mapping("guest"), mapping("guest", "192.0.2.52", masquerade=True)),
+        (ssh("guest", 2222), ssh("guest", 2223)),
+        (detour("guest", "10.7.0.0/16"), detour("guest", "10.6.0.0/16")),
+    ]
+    events = [said(item, number) for number, item in enumerate([*earlier, *itertools.chain.from_iterable(gone)], 1)]
+    events += [Said((item.kind.lower(), item.home, item.name), b"", number) for number, (item, _) in enumerate(gone, 50)]
+    return events + [said(item, number) for number, item in enumerate(final(), _FINAL)]
 
 
 EVENTS = history()

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from services.planner.core import Said
 from services.planner.state import HostId
 from tests.emulated import examples
-from tests.histories import ANY_KEY, EVENTS, LAST_WORDS, PRIVATE_KEYS, orders
+from tests.histories import ANY_KEY, EVENTS, LAST_WORDS, PRIVATE_KEYS, ROME_WORKERS, orders
 from tests.hosts import LinuxHost
 from tests.meshes import Mesh
+from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY
 
 pytestmark = [pytest.mark.privileged, pytest.mark.timeout(480)]
 
@@ -88,7 +89,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 @pytest.mark.any_kernel
 def test_what_is_expected_is_a_whole_mesh(machines: Machines) -> None:
-    """The comparison is not one of nothing: six hosts with rules, routes, links and tables of ours, and tunnels at both gateways."""
+    """The comparison is not one of nothing: six hosts with rules, routes, links and tables of ours, tunnels at both gateways, devices that
+    encrypt on the nodes of rome, and what is published on its gateway."""
 
     def hosts(*words: str) -> Lines:
         """How many lines with these words each host has."""
@@ -102,11 +104,14 @@ def test_what_is_expected_is_a_whole_mesh(machines: Machines) -> None:
         ("meshmark.rome.rome-milan",),
     ):
         assert len(hosts(*words)) == 6, words
-    assert hosts("mt.", "link/none") == dict.fromkeys(map(str, PRIVATE_KEYS), 3)
+    assert hosts("mt.", "link/none") == {str(host): 3 for host in (ROME_GATEWAY, MILAN_GATEWAY)}
+    assert hosts("me.0", "link/none") == {str(host): 1 for host in ROME_WORKERS}
+    for words in (("tcp dport 22 drop",), ("10.9.0.0/16", "proto 77", "table")):
+        assert hosts(*words).keys() == {str(ROME_GATEWAY)}, words
 
 
 # Of a failure no simpler form is looked for: with a second for each order that would take minutes.
-@settings(max_examples=examples(20), derandomize=True, phases=[Phase.generate])
+@settings(max_examples=examples(16), derandomize=True, phases=[Phase.generate])
 @given(order=orders(rests=st.booleans()))
 @pytest.mark.any_kernel
 def test_any_order_leads_to_the_same_kernels(machines: Machines, order: list[tuple[Said, bool]]) -> None:

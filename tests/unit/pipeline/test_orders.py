@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from services.planner.core import Said
 from services.planner.state import HostId
-from tests.histories import ANY_KEY, EVENTS, LAST_WORDS, PRIVATE_KEYS, orders
+from tests.histories import ANY_KEY, EVENTS, LAST_WORDS, PRIVATE_KEYS, ROME_WORKERS, orders
 from tests.meshes import InMemory, Mesh
+from tests.topologies import MILAN_GATEWAY, ROME_GATEWAY
 
 
 def mesh_in_memory() -> Mesh[InMemory]:
@@ -35,12 +36,31 @@ EXPECTED = held(as_it_was_said())
 
 
 def test_what_is_expected_is_a_whole_mesh() -> None:
-    """The comparison is not one of nothing: six hosts, with tunnels that carry traffic at both gateways."""
+    """The comparison is not one of nothing: six hosts, with tunnels at both gateways, encryption between the nodes of rome, a remap from
+    its pool, what is published on its gateway, and an address that is mapped."""
     assert len(EXPECTED) == 6
-    assert all(any(key.startswith("link mt.2") for key in EXPECTED[host][0]) for host in PRIVATE_KEYS)
+
+    def having(*words: str) -> list[str]:
+        """The hosts with an object that has all these words in its key or itself."""
+        return [
+            str(host)
+            for host, (objects, _) in EXPECTED.items()
+            if any(all(word in f"{key} {objects[key]}" for word in words) for key in objects)
+        ]
+
+    gateways, nodes = [str(ROME_GATEWAY), str(MILAN_GATEWAY)], [str(host) for host in ROME_WORKERS]
+    for words, hosts in (
+        (("link mt.2",), gateways),
+        (("peer me.0",), nodes),
+        ((" remote 10.9",), nodes),
+        (("chain meshmark.fw.ssh", "'22'"), gateways[:1]),
+        (("route ", "10.9.0.0/16", "mt.2"), gateways[:1]),
+        ((" mapped 10.71.", "192.0.2.50"), gateways[1:]),
+    ):
+        assert sorted(having(*words)) == sorted(hosts), words
 
 
-@settings(max_examples=1000)
+@settings(max_examples=650)
 @given(order=orders(rests=st.booleans()))
 def test_any_order_leads_to_the_same_kernels(order: list[tuple[Said, bool]]) -> None:
     """Messages in any order, some of them twice and old ones late, with hosts that apply what is planned in between."""
