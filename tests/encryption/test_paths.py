@@ -188,27 +188,32 @@ async def test_pods_see_each_other_and_nodes_under_their_own_addresses(turned: M
     assert (await wire.talk("rome.worker-1", "rome.pod.stock", dial, family)).sender == site.sender("worker-1", family)
 
 
-@EACH
-@pytest.mark.parametrize("client", ["rome.pod.shop", "rome.worker-1"])
-async def test_a_packet_of_the_mtu_passes_and_one_byte_more_does_not(turned: Made, mode: Mode, family: Family, client: str) -> None:
-    """In one piece, inside and outside. A pod is told by the right ICMP error, with the MTU in it; a node by its own kernel."""
-    site = turned(mode)
-    mtu, dial = mode.mtu(site.underlay), site.pod("stock", family)
-    await wire.talk(client, "rome.pod.stock", dial, family)  # neighbours and sessions are there
-    with wire.watched() as seen, whole(client, family) as here, opened("rome.pod.stock", family) as there:
-        to = (dial, there.getsockname()[1])
-        fitting, larger = (bytes(mtu - HEADERS_BYTES[family] + more) for more in (0, 1))
-        here.sendto(fitting, to)
-        assert len((await received(there, WAIT_S))[0]) == len(fitting)
-        if client == "rome.worker-1":
-            with pytest.raises(OSError, match="too long"):
+@pytest.mark.parametrize("mode, family, path", [way for way in WAYS if way.values[-1] in ("pod-to-pod", "node-to-pod", "pod-to-outside")])
+async def test_a_packet_of_the_mtu_passes_and_one_byte_more_does_not(turned: Made, mode: Mode, family: Family | None, path: str) -> None:
+    """In one piece, inside and outside. A pod is told by the right ICMP error, with the MTU in it, a node by its own kernel.
+
+    To a node through which pods leave, packets go by an overlay in any mode.
+    """
+    site, asked = turned(mode), PATHS[path]
+    family = family or site.underlay
+    mtu, dial = (Mode("vxlan") if asked.leaves and mode.is_native else mode).mtu(site.underlay), asked.dial(site, family)
+    address = dial if asked.leaves else ""
+    with led_out(site, asked):
+        await wire.talk(asked.client, asked.server, dial, family, address=address)  # neighbours and sessions are there
+        with wire.watched() as seen, whole(asked.client, family) as here, opened(asked.server, family, address=address) as there:
+            to = (dial, there.getsockname()[1])
+            fitting, larger = (bytes(mtu - HEADERS_BYTES[family] + more) for more in (0, 1))
+            here.sendto(fitting, to)
+            assert len((await received(there, WAIT_S))[0]) == len(fitting)
+            if asked.client == "rome.worker-1":
+                with pytest.raises(OSError, match="too long"):
+                    here.sendto(larger, to)
+            else:
                 here.sendto(larger, to)
-        else:
-            here.sendto(larger, to)
-            assert await told(here) == (errno.EMSGSIZE, *TOO_BIG[family], mtu)
-        with pytest.raises(TimeoutError):
-            await received(there, 0.2)
-    for uplink in seen.uplinks:
+                assert await told(here) == (errno.EMSGSIZE, *TOO_BIG[family], mtu)
+            with pytest.raises(TimeoutError):
+                await received(there, 0.2)
+    for uplink in (on_the_way(site, asked, found) for found in seen.uplinks):
         assert wire.strangers(uplink) == []
         assert max(len(packet.body) for packet in uplink) <= MTU - (20 if site.underlay == IPV4 else 40)
 
