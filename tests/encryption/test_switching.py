@@ -61,6 +61,8 @@ SWITCHES = [
     Switch(Mode("native", nodes=True), NATIVE, lossless=True),
     Switch(NATIVE, VXLAN),
     Switch(VXLAN, NATIVE),
+    Switch(NATIVE, GENEVE),
+    Switch(GENEVE, NATIVE),
     Switch(None, VXLAN),
     Switch(VXLAN, None),
     Switch(VXLAN, Mode("vxlan", nodes=True), lossless=True),
