@@ -136,7 +136,10 @@ class NftPlace(Struct, **_SAID):
 
 
 class Connection(Struct, **_SAID):
-    """The tracked connection. `status` has the kernel's bits: 16 for a translated source, 32 for a translated destination."""
+    """The tracked connection. `status` has the kernel's bits: 16 for a translated source, 32 for a translated destination.
+
+    A `direction` that is left out is ``original``: a packet of no known connection has none of this.
+    """
 
     id: int
     state: str = ""
@@ -167,9 +170,15 @@ class FlowEvent(
     frozen=True,
     omit_defaults=True,
     kw_only=True,
-    rename={"ip": "IP", "kind": "Type", "summary": "Summary"},
+    tag_field="Type",
+    tag="L3_L4",
+    rename={"ip": "IP", "summary": "Summary"},
 ):
-    """One packet at one point. `length` is the packet's in bytes, from its network header on; with a `tunnel`, see there."""
+    """One packet at one point. `length` is the packet's in bytes, from its network header on; with a `tunnel`, see there.
+
+    Hubble's `Type` is always written, since who reads flows of several kinds tells them apart by it; there is one kind here. What is left
+    out is protobuf's default (empty, 0, false, unknown), as Hubble's command leaves it out.
+    """
 
     time: str
     uuid: str
@@ -180,7 +189,6 @@ class FlowEvent(
     tunnel: Tunnel | None = None
     source: FlowEnd | None = None
     destination: FlowEnd | None = None
-    kind: Literal["L3_L4"] = "L3_L4"
     node_name: str
     event_type: EventType
     traffic_direction: Direction = "TRAFFIC_DIRECTION_UNKNOWN"
