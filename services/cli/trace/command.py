@@ -107,14 +107,17 @@ async def trace(
     if not 1 <= sample <= TRACE_SAMPLE_MAX or sample & (sample - 1):
         msg = f"--sample {sample}: a power of two between 1 and {TRACE_SAMPLE_MAX}, please"
         raise Permanent(msg)
+    filters.check()
     async with (nats or Nats()).connect() as broker:
         allocations = await records.allocations(broker)
         state = State(await records.admitted(broker), allocations.remaps)
         named, services, only = (source, destination), _addresses(service or ()), filters.only(sample)
         wanted = session(state, allocations, named, cluster, int(seconds), only=only, services=services)
+        recorded = _recorded(input_file) if input_file is not None else []
+        filters = filters.among((*wanted.route, *(event.node_name for event in recorded)), cluster)
         teller = Teller(wanted, filters, form, is_live=input_file is None)
         if input_file is not None:
-            teller.tell(_recorded(input_file, wanted))
+            teller.tell(wanted.trails(recorded))
         else:
             async with contextlib.aclosing(packets(broker, wanted, follow=follow)) as told:
                 async for found in told:
@@ -236,8 +239,8 @@ def _addresses(texts: Iterable[str]) -> list[Address]:
         raise Permanent(msg) from error
 
 
-def _recorded(path: Path, wanted: Session) -> list[Trail]:
-    """The packets in a file of flow messages, one a line: judged all together, however many. An event that is told twice is one."""
+def _recorded(path: Path) -> list[FlowEvent]:
+    """The events in a file of flow messages, one a line: judged all together, however many. One that is told twice is one."""
     events: dict[str, FlowEvent] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -247,7 +250,7 @@ def _recorded(path: Path, wanted: Session) -> list[Trail]:
             raise Permanent(msg) from None
         if message.flow is not None:
             events[message.flow.uuid] = message.flow
-    return wanted.trails(events.values())
+    return list(events.values())
 
 
 async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncGenerator[list[Trail], None]:

@@ -111,6 +111,9 @@ def session(
     first end may dial the second: somebody else translates them on its host.
     """
     source, destination = names
+    if cluster is not None and cluster not in state.clusters:
+        msg = f"no cluster {cluster}; {near(cluster, sorted(state.clusters))}"
+        raise Permanent(msg)
     ends = [_end(state, allocations, name, cluster) for name in names]
     if {*ends[0].addresses} & {*ends[1].addresses} and ends[0].host == ends[1].host:
         msg = f"{source} and {destination} are the same end; give two"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from schemas.commands import TraceProtocol
 from schemas.flow import FlowEvent, Layer4, Ports
+from schemas.values import Address, Prefix
 from services.auditor.trace.carriers import seconds
 from services.auditor.trace.trails import Trail, Way
 from services.auditor.trace.verdicts import packet_verdict
@@ -19,6 +21,7 @@ from services.runtime.errors import Permanent
 
 _SPAN = re.compile(r"(\d+)(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
+_LAST_PORT = 65535
 
 
 def span_s(text: str) -> float:
@@ -35,8 +38,15 @@ _Protocol = Annotated[list[TraceProtocol], Parameter(help="Only packets of this 
 _Encrypted = Annotated[bool, Parameter(help="Only packets that were encrypted on every way between two hosts", negative=())]
 _Unencrypted = Annotated[bool, Parameter(help="Only packets that went in clear between two hosts, on each way or on some", negative=())]
 _Verdict = Annotated[Literal["FORWARDED", "DROPPED"] | None, Parameter(help="Only points with this verdict")]
-_Ip = Annotated[list[str], Parameter(help="Only points where this is source or destination, also of outer packets", negative=())]
-_Node = Annotated[list[str], Parameter(help="Only points of this host, CLUSTER/NAME, may be repeated", negative=())]
+_Ip = Annotated[
+    list[str],
+    Parameter(
+        help="Only points where source or destination is this address, or in this prefix (10.200.0.0/16), also of outer packets; "
+        "may be repeated",
+        negative=(),
+    ),
+]
+_Node = Annotated[list[str], Parameter(help="Only points of this host on the flow's way, CLUSTER/NAME, may be repeated", negative=())]
 _First = Annotated[int | None, Parameter(help="End after so many packets")]
 _Last = Annotated[int | None, Parameter(help="Show the last so many packets, at the end")]
 _Since = Annotated[str | None, Parameter(help="Only packets of the last 5s, 2m, … of what was seen, at the end")]
@@ -58,6 +68,33 @@ class Filters:
     last: _Last = None
     since: _Since = None
 
+    def check(self) -> None:
+        """Permanent for what can choose nothing, whatever is seen: it would look like a flow without such packets."""
+        _prefixes(self.ip)
+        if self.since is not None:
+            span_s(self.since)
+        for port in self.port:
+            if not 1 <= port <= _LAST_PORT:
+                msg = f"--port {port}: between 1 and {_LAST_PORT}, please"
+                raise Permanent(msg)
+        for option, count in (("--first", self.first), ("--last", self.last)):
+            if count is not None and count < 1:
+                msg = f"{option} {count}: at least 1, please"
+                raise Permanent(msg)
+        if self.port and self.protocol and set(self.protocol) <= {"icmp"}:
+            msg = "--port: packets of ICMP have none"
+            raise Permanent(msg)
+
+    def among(self, hosts: Iterable[str], cluster: str | None) -> Filters:
+        """The same with hosts named in full, those without a cluster as of `cluster`; Permanent for one that none of `hosts` is."""
+        known = list(dict.fromkeys(hosts))
+        named = [name if "/" in name or cluster is None else f"{cluster}/{name}" for name in self.node]
+        for name in named:
+            if name not in known:
+                msg = f"--node {name}: no such host is on the flow's way; there are {', '.join(known)}"
+                raise Permanent(msg)
+        return replace(self, node=named)
+
     def chosen(self, found: Iterable[Trail]) -> list[Trail]:
         """Those of the packets that are shown for what they are, however many, and whenever they came."""
         return [trail for trail in found if self._takes(trail)]
@@ -71,19 +108,17 @@ class Filters:
 
     def only(self, sample: int = 1) -> Only:
         """What of this hosts can be asked for, so that they tell of nothing else; one packet of so many."""
-        if self.port and self.protocol and set(self.protocol) <= {"icmp"}:
-            msg = "--port: packets of ICMP have none"
-            raise Permanent(msg)
         return Only(tuple(dict.fromkeys(self.protocol)), tuple(dict.fromkeys(self.port)), sample)
 
     def points(self, events: Iterable[tuple[Way | None, FlowEvent]]) -> Iterator[tuple[Way | None, FlowEvent]]:
         """Those of their points that are shown."""
+        prefixes = _prefixes(self.ip)
         for way, event in events:
             if self.node and event.node_name not in self.node:
                 continue
             if self.verdict is not None and event.verdict != self.verdict:
                 continue
-            if self.ip and not set(self.ip) & set(_addresses(event)):
+            if prefixes and not _is_within(_addresses(event), prefixes):
                 continue
             yield way, event
 
@@ -117,6 +152,22 @@ def _ports(l4: Layer4 | None) -> tuple[int, ...]:
     return (found.source_port, found.destination_port) if found else ()
 
 
-def _addresses(event: FlowEvent) -> tuple[str, ...]:
-    found = (event.ip, event.tunnel.ip if event.tunnel else None)
-    return tuple(each for ip in found if ip for each in (ip.source, ip.destination, ip.source_xlated, ip.destination_xlated))
+def _addresses(event: FlowEvent) -> Iterator[Address]:
+    """All that a recording or a host says in full; what is no address there is in no prefix."""
+    for ip in (event.ip, event.tunnel.ip if event.tunnel else None):
+        for text in (ip.source, ip.destination, ip.source_xlated, ip.destination_xlated) if ip else ():
+            with contextlib.suppress(ValueError):
+                yield Address.parse(text)
+
+
+def _prefixes(texts: Iterable[str]) -> list[Prefix]:
+    """Addresses and prefixes as they are written; Permanent says which one is neither."""
+    try:
+        return [Prefix.parse(text.strip()) for text in texts]
+    except ValueError as error:
+        msg = f"--ip takes an address or a prefix: {error}"
+        raise Permanent(msg) from error
+
+
+def _is_within(addresses: Iterable[Address], prefixes: Sequence[Prefix]) -> bool:
+    return any(prefix.covers(address) for address in addresses for prefix in prefixes)

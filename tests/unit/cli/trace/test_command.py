@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from schemas import codec, subjects
 from schemas.commands import TraceFlow, Tracing
@@ -178,6 +179,11 @@ async def test_what_went_in_clear_is_a_difference(mesh: StubBroker, recorded, ca
         (Filters(since="1s"), 14),
         (Filters(node=["rome/worker-2"]), 7),
         (Filters(ip=["172.18.0.11"]), 4),
+        (Filters(ip=["172.18.0.11/32"]), 4),
+        (Filters(ip=["172.18.0.0/16"]), 4),
+        (Filters(ip=["10.200.2.0/24"]), 10),
+        (Filters(ip=["10.200.2.0/24", "172.18.0.0/16"]), 14),
+        (Filters(ip=["192.0.2.0/24", "fd00::/8"]), 0),
         (Filters(verdict="DROPPED"), 0),
         (Filters(protocol=["icmp"]), 14),
         (Filters(protocol=["tcp"]), 0),
@@ -188,6 +194,29 @@ async def test_filters_are_named_as_hubbles(mesh: StubBroker, recorded, capsys, 
     """Whole packets by what they are, and points by host, address and verdict."""
     _, out = await shown(capsys, mesh, recorded["native"], filters=filters)
     assert sum("]: " in line for line in out.splitlines()) == lines
+
+
+@pytest.mark.parametrize("text", ["FD00:200:0:2::10", "fd00:0200:0000:0002:0:0:0:10", "fd00:200:0:2::/64", " fd00::/8 "])
+def test_an_address_may_be_spelled_in_any_way(text: str) -> None:
+    """In capitals, with its zeros, as a prefix; a host's spelling does not count either, and what is no address is in no prefix."""
+    _, (event, *_) = told("native")
+    assert event.ip is not None
+    told_so, other, none = (
+        replace(event, ip=replace(event.ip, source="192.0.2.1", destination=found))
+        for found in ("fd00:200:0:2:0::10", "fe00::1", "nowhere")
+    )
+    chosen = Filters(ip=[text]).points(("forward", each) for each in (told_so, other, none))
+    assert [each for _, each in chosen] == [told_so]
+
+
+async def test_a_host_may_be_named_without_the_cluster_that_is_given(mesh: StubBroker, recorded, capsys):
+    """As ends may; and of a recording, hosts count that it has, whatever is on the way by now."""
+    options = {"cluster": "rome", "source": "shop", "destination": "stock"}
+    _, out = await shown(capsys, mesh, recorded["native"], filters=Filters(node=["worker-2"]), **options)
+    assert sum("]: " in line for line in out.splitlines()) == 7
+    recorded["native"].write_text(recorded["native"].read_text().replace("rome/worker-2", "rome/worker-7"))
+    _, out = await shown(capsys, mesh, recorded["native"], filters=Filters(node=["rome/worker-7"]))
+    assert sum("[rome/worker-7]: " in line for line in out.splitlines()) == 7
 
 
 async def test_packets_that_the_filters_leave_out_were_seen(mesh: StubBroker, recorded, capsys):
@@ -261,9 +290,25 @@ async def test_a_table_has_the_same_points(mesh: StubBroker, recorded, capsys):
         ({"duration": "soon"}, "30s, 5m or 500ms"),
         ({"sample": 3}, "a power of two between 1 and 128"),
         ({"sample": 256}, "a power of two between 1 and 128"),
+        ({"cluster": "roma"}, r"no cluster roma; did you mean rome\?"),
+        ({"source": "10.200.1.10", "destination": "192.0.2.1", "cluster": "x"}, "no cluster x; there are rome"),
+        ({"filters": Filters(ip=["shop"])}, "--ip takes an address or a prefix: 'shop' is not a prefix"),
+        ({"filters": Filters(ip=["10.200.1.10", "10.200.1.10/16"])}, "--ip .*: '10.200.1.10/16' has host bits set; write 10.200.0.0/16"),
+        ({"filters": Filters(ip=["fe80::1%eth0"])}, "--ip .*zone"),
+        ({"filters": Filters(node=["rome/worker-9"])}, "--node rome/worker-9: .* there are rome/worker-1, rome/worker-2"),
+        ({"filters": Filters(node=["rome/worker-3"])}, "--node rome/worker-3: .* there are rome/worker-1, rome/worker-2"),
+        ({"filters": Filters(node=["worker-1"])}, "--node worker-1: .* there are rome/worker-1, rome/worker-2"),
+        ({"filters": Filters(port=[443, 0])}, "--port 0: between 1 and 65535"),
+        ({"filters": Filters(port=[65536])}, "--port 65536: between 1 and 65535"),
+        ({"filters": Filters(port=[443], protocol=["icmp"])}, "packets of ICMP have none"),
+        ({"filters": Filters(since="lately")}, "'lately' is no span of time"),
+        ({"filters": Filters(first=0)}, "--first 0: at least 1"),
+        ({"filters": Filters(last=-1)}, "--last -1: at least 1"),
     ],
 )
 async def test_a_bad_word_is_named(mesh: StubBroker, recorded, options: dict[str, object], words: str):
+    """Before anything is asked of a host, also where no packet comes that would be judged by it."""
+    recorded["native"].write_bytes(b"")
     ends = {"source": "rome/shop", "destination": "rome/stock", **options}
     with pytest.raises(Permanent, match=words):
         await trace(**ends, input_file=recorded["native"], nats=mesh)  # type: ignore[arg-type]

@@ -95,4 +95,4 @@ def test_hosts_are_asked_for_nothing_that_is_not_shown() -> None:
     wanted = session(core.state, core.allocations, ("rome/shop", "milan/bank"), None, 30, only=only)
     assert {(wish.protocols, wish.flow_ports, wish.sample) for wish in wanted.hosts.values()} == {(("tcp", "icmp"), (443, 80), 16)}
     with pytest.raises(Permanent, match="have none"):
-        Filters(port=[443], protocol=["icmp"]).only()
+        Filters(port=[443], protocol=["icmp"]).check()
