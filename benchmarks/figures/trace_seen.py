@@ -31,8 +31,8 @@ from services.cli import records
 from services.cli.lab import namespaces
 from services.cli.lab.layout import PREFIX, host_namespace
 from services.cli.session import Nats
-from services.cli.trace.command import packets
 from services.cli.trace.ends import Only, session
+from services.cli.trace.live import packets
 from services.planner.state import HostId, State
 from services.runtime.errors import Transient
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 from msgspec.structs import replace
 
-from schemas import codec, subjects
+from schemas import codec
 from schemas.commands import TRACE_SAMPLE_MAX, TRACE_SECONDS_MAX
 from schemas.flow import FlowEvent, FlowMessage
 from schemas.values import Address
@@ -25,17 +24,12 @@ from services.cli.session import Nats
 from services.cli.trace import forms
 from services.cli.trace.ends import Session, session
 from services.cli.trace.filters import Filters, span_s
-from services.cli.trace.stream import Inbox, Stream
-from services.planner.state import HostId, State
-from services.runtime.broker import Broker
-from services.runtime.errors import MeshmarkError, Permanent, Transient
-from services.runtime.messages import Message
+from services.cli.trace.live import packets
+from services.planner.state import State
+from services.runtime.errors import Permanent
 
 Form = Literal["compact", "table", "json", "path"]
 
-_TICK_S = 0.3
-_ANSWER_S = 5.0
-_LATE_S = 1.0
 _TRAILS_MAX = 5000
 _NO_FILTERS = Filters()
 
@@ -47,7 +41,7 @@ Services = Annotated[
     Parameter(name="--service", help="Address by which --from dials --to, as a service's; may be given several times", negative=()),
 ]
 For = Annotated[str, Parameter(name="--for", help="How long to look, at most 10m; the hosts forget it by then, whatever happens")]
-Follow = Annotated[bool, Parameter(help="Go on until interrupted", negative=())]
+Follow = Annotated[bool, Parameter(help="Go on until interrupted, and give the answer then", negative=())]
 Sample = Annotated[
     int, Parameter(help=f"Have hosts tell of one IPv4 packet of so many, each of the same ones; a power of two up to {TRACE_SAMPLE_MAX}")
 ]
@@ -251,86 +245,3 @@ def _recorded(path: Path) -> list[FlowEvent]:
         if message.flow is not None:
             events[message.flow.uuid] = message.flow
     return list(events.values())
-
-
-async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncGenerator[list[Trail], None]:
-    """Ask the hosts; packets of the flow as they become known, until the time is over.
-
-    Transient, or what else ended it, when a host cannot be heard any more: what it would have told is missing then.
-    """
-    loop = asyncio.get_running_loop()
-    seconds_asked = next(iter(wanted.hosts.values())).seconds
-    stream, inbox = Stream(wanted), Inbox()
-    try:
-        async with _listening(broker, wanted.hosts, inbox) as listening:
-            await _ask(broker, wanted)
-            end_s = again_s = loop.time() + seconds_asked
-            while follow or loop.time() < end_s + _LATE_S:
-                await asyncio.sleep(_TICK_S)
-                for message in inbox.take():
-                    _note_lost(message)
-                    if message.flow is not None:
-                        stream.add(message.flow, loop.time())
-                if found := stream.complete(loop.time()):
-                    yield found
-                if follow and loop.time() > again_s - seconds_asked / 2:
-                    await _ask(broker, wanted)
-                    again_s = loop.time() + seconds_asked
-                for ended in (task for task in listening if task.done()):
-                    ended.result()
-        yield stream.complete(loop.time(), all_of_them=True)
-    finally:
-        _note_missing(inbox, stream)
-
-
-@contextlib.asynccontextmanager
-async def _listening(broker: Broker, hosts: Iterable[HostId], inbox: Inbox) -> AsyncIterator[list[asyncio.Task[NoReturn]]]:
-    """Hear the hosts while the body runs, by tasks that end only by an error."""
-    async with contextlib.AsyncExitStack() as stack:
-        heard = [(host, await stack.enter_async_context(broker.listen(subjects.flow(*host)))) for host in hosts]
-
-        async def pump(host: HostId, source: AsyncIterator[Message]) -> NoReturn:
-            async for message in source:
-                inbox.put(message.data)
-            msg = f"{host} is not heard any more: the subscription ended; trace again"
-            raise Transient(msg)
-
-        tasks = [asyncio.create_task(pump(*each), name="flows") for each in heard]
-        try:
-            yield tasks
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _ask(broker: Broker, wanted: Session) -> None:
-    """Have all hosts tell of the flow. Those that do not answer are named; Permanent or what went wrong when none does."""
-    errors: list[MeshmarkError] = []
-    for host, wish in wanted.hosts.items():
-        try:
-            await broker.request(subjects.command(*host, "trace"), codec.encode(wish), _ANSWER_S)
-        except MeshmarkError as error:
-            errors.append(error)
-            note(f"{host} does not tell: {error}")
-    if len(errors) == len(wanted.hosts):
-        raise errors[0]
-
-
-def _note_missing(inbox: Inbox, stream: Stream) -> None:
-    """Say at the end, once, what did not become part of the answer here."""
-    missing = (
-        (inbox.not_understood, "messages of hosts could not be understood"),
-        (inbox.turned_away, "messages of hosts came faster than they were taken, and were lost"),
-        (stream.given_up, "events came faster than they could be judged, and were given up"),
-    )
-    for count, what in missing:
-        if count:
-            note(f"{count} {what}; ways may be unknown for that")
-
-
-def _note_lost(message: FlowMessage) -> None:
-    if message.lost_events is not None:
-        count = message.lost_events.num_events_lost
-        how_many = "some, and the kernel does not say how many" if count is None else str(count)
-        note(f"{message.node_name} lost events of traced packets: {how_many}; ways may be unknown for that")

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from schemas import codec, subjects
-from schemas.commands import TraceFlow, Tracing
-from schemas.flow import FlowMessage, LostEvents
+from schemas import codec
 from services.auditor.trace.trails import Trail
 from services.cli.trace import command, stream
 from services.cli.trace.command import Form, Teller, trace
 from services.cli.trace.ends import Session
 from services.cli.trace.filters import Filters, span_s
-from services.planner.allocate import Allocations
-from services.planner.state import State
-from services.runtime.errors import Permanent, Transient, Waiting
-from services.runtime.messages import Message
-from tests.topologies import encrypting
+from services.runtime.errors import Permanent
 from tests.unit.auditor.trace.test_recorded import told
 from tests.unit.cli.broker import StubBroker
-
-HOSTS = (("rome", "worker-1"), ("rome", "worker-2"))
-
-
-def messages(name: str) -> list[FlowMessage]:
-    _, events = told(name)
-    return [FlowMessage(event.node_name, event.time, event) for event in events]
-
-
-@pytest.fixture
-def mesh(broker: StubBroker) -> StubBroker:
-    """The cluster that encrypts, with what the planner allocated for it."""
-    items, allocations = encrypting(), Allocations()
-    broker.admit(*items)
-    allocations.allocate(State(items), items)
-    for place in allocations.take_changes():
-        broker.put(subjects.allocation(*place), codec.encode(allocations.value(*place)))
-    return broker
+from tests.unit.cli.trace.said import messages
 
 
 @pytest.fixture
@@ -312,119 +286,6 @@ async def test_a_bad_word_is_named(mesh: StubBroker, recorded, options: dict[str
     ends = {"source": "rome/shop", "destination": "rome/stock", **options}
     with pytest.raises(Permanent, match=words):
         await trace(**ends, input_file=recorded["native"], nats=mesh)  # type: ignore[arg-type]
-
-
-async def test_hosts_on_the_way_are_asked_and_heard(mesh: StubBroker, capsys, monkeypatch: pytest.MonkeyPatch):
-    """Those alone, for what both need; what they lost is said, and what they saw is shown."""
-    monkeypatch.setattr(command, "_TICK_S", 0.01)
-    monkeypatch.setattr(command, "_LATE_S", 0.1)
-    monkeypatch.setattr(stream, "SETTLED_S", 0.05)
-    for host in HOSTS:
-        mesh.answers[subjects.command(*host, "trace")] = codec.encode(Tracing(7, 1))
-    lost = FlowMessage("rome/worker-2", "2026-01-01T00:00:00Z", lost_events=LostEvents("OBSERVER_EVENTS_QUEUE", 5))
-    said = [Message(subjects.flow(*message.node_name.split("/")), codec.encode(message)) for message in [*messages("native"), lost]]
-    mesh.follow = lambda asked: said if asked.subject == subjects.command("rome", "worker-2", "trace") else []
-    assert await trace(source="rome/shop", destination="10.200.2.10", duration="1s", output="compact", nats=mesh) == 0  # type: ignore[arg-type]
-    asked = {message.subject: codec.decode(message.data, TraceFlow) for message in mesh.asked}
-    assert set(asked) == {subjects.command(*host, "trace") for host in HOSTS}
-    (wish,) = set(asked.values())
-    assert wish.flow == ("10.200.1.10", "fd00:200:0:1::10", "10.200.2.10")
-    assert wish.outer == ("172.18.0.11", "2001:db8:18::11", "172.18.0.12", "2001:db8:18::12")
-    assert (51871 in wish.ports, 51871 in wish.overlay_ports) == (True, False)
-    assert set(wish.overlay_ports) <= set(wish.ports)
-    told_of = capsys.readouterr()
-    assert told_of.out.count("to-crypto") == 2
-    assert "rome/worker-2 lost events of traced packets: 5" in told_of.err
-
-
-@pytest.fixture
-def answering(mesh: StubBroker, monkeypatch: pytest.MonkeyPatch) -> StubBroker:
-    """Hosts that answer, and tell of an encrypted request and its answer; times are short."""
-    monkeypatch.setattr(command, "_TICK_S", 0.01)
-    monkeypatch.setattr(command, "_LATE_S", 0.1)
-    monkeypatch.setattr(stream, "SETTLED_S", 0.05)
-    for host in HOSTS:
-        mesh.answers[subjects.command(*host, "trace")] = codec.encode(Tracing(7, 1))
-    said = [Message(subjects.flow(*message.node_name.split("/")), codec.encode(message)) for message in messages("native")]
-    mesh.follow = lambda asked: said if asked.subject == subjects.command("rome", "worker-2", "trace") else []
-    return mesh
-
-
-async def live(broker: StubBroker, **options: object) -> int:
-    return await trace(source="rome/shop", destination="rome/stock", duration="1s", nats=broker, **options)  # type: ignore[arg-type]
-
-
-async def test_events_that_were_given_up_are_said(answering: StubBroker, capsys, monkeypatch: pytest.MonkeyPatch):
-    """Once, at the end, and how many."""
-    monkeypatch.setattr(stream, "_EVENTS_MAX", len(messages("native")) - 2)
-    await live(answering, output="compact")
-    assert "2 events came faster than they could be judged, and were given up" in capsys.readouterr().err
-
-
-async def test_nothing_is_left_of_a_trace_that_has_enough(answering: StubBroker):
-    """With --first, nobody listens any more once the command returns, while the connection is there."""
-    assert await live(answering, output="compact", filters=Filters(first=1)) == 0
-    assert [task for task in asyncio.all_tasks() if task.get_name() == "flows"] == []
-
-
-async def test_a_message_that_is_none_ends_nothing(answering: StubBroker, capsys):
-    """It is counted and said, and what else the hosts tell is heard."""
-    said = answering.follow
-    answering.follow = lambda asked: [Message(subjects.flow("rome", "worker-2"), b"nonsense"), *said(asked)]
-    assert await live(answering, output="compact") == 0
-    printed = capsys.readouterr()
-    assert "rome/shop ↔ rome/stock: encrypted" in printed.out
-    assert "2 messages of hosts could not be understood" in printed.err
-
-
-async def test_messages_without_room_are_said(answering: StubBroker, capsys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "_MESSAGES_MAX", len(messages("native")) - 4)
-    await live(answering, output="compact")
-    assert "4 messages of hosts came faster than they were taken, and were lost" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "error,known,words",
-    [
-        (None, Transient, "rome/worker-1 is not heard any more"),
-        (Permanent("no permission to subscribe"), Permanent, "no permission"),
-    ],
-)
-async def test_a_host_that_is_not_heard_any_more_is_an_error(
-    answering: StubBroker, monkeypatch: pytest.MonkeyPatch, error: Exception | None, known: type[Exception], words: str
-):
-    """A part of the answer would look like all of it."""
-    listen = answering.listen
-
-    @contextlib.asynccontextmanager
-    async def ending(subject: str) -> AsyncIterator[AsyncIterator[Message]]:
-        async def nothing() -> AsyncIterator[Message]:
-            if error is not None:
-                raise error
-            for message in ():
-                yield message
-
-        async with listen(subject) as source:
-            yield nothing() if subject == subjects.flow("rome", "worker-1") else source
-
-    monkeypatch.setattr(answering, "listen", ending)
-    with pytest.raises(known, match=words):
-        await live(answering, output="compact")
-
-
-async def test_a_trace_that_saw_nothing_says_how_to_see_something(mesh: StubBroker, capsys, monkeypatch: pytest.MonkeyPatch):
-    """Hosts answer, and nobody speaks."""
-    monkeypatch.setattr(command, "_TICK_S", 0.01)
-    monkeypatch.setattr(command, "_LATE_S", 0.1)
-    for host in HOSTS:
-        mesh.answers[subjects.command(*host, "trace")] = codec.encode(Tracing(7, 1))
-    assert await trace(source="rome/pod/shop", destination="rome/stock", duration="1s", output="json", nats=mesh) == 3  # type: ignore[arg-type]
-    assert "let the ends speak meanwhile, as in the lab by: meshmark lab check" in capsys.readouterr().err
-
-
-async def test_without_any_host_there_is_nothing_to_show(mesh: StubBroker):
-    with pytest.raises(Waiting):
-        await trace(source="rome/shop", destination="rome/stock", nats=mesh)  # type: ignore[arg-type]
 
 
 def test_spans_of_time():
