@@ -169,8 +169,9 @@ def points(trail: Trail) -> set[tuple[str, str]]:
 async def _traced(url: str, only: Only) -> list[Trail]:
     """The packets of the flow, one way, as the command finds them."""
     async with Nats(nats_url=url).connect() as broker:
-        allocations = await records.allocations(broker)
-        state = State(await records.admitted(broker), allocations.remaps)
+        # Allocations are written before what they are for is admitted.
+        admitted, allocations = await records.admitted(broker), await records.allocations(broker)
+        state = State(admitted, allocations.remaps)
         wanted = session(state, allocations, ("rome/shop", "rome/stock"), None, _TRACE_SECONDS, only=only)
         found = [trail async for some in packets(broker, wanted, follow=False) for trail in some]
     return [trail for trail in found if trail.way == "forward"]

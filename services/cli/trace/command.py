@@ -103,8 +103,9 @@ async def trace(
         raise Permanent(msg)
     filters.check()
     async with (nats or Nats()).connect() as broker:
-        allocations = await records.allocations(broker)
-        state = State(await records.admitted(broker), allocations.remaps)
+        # Allocations are written before what they are for is admitted.
+        admitted, allocations = await records.admitted(broker), await records.allocations(broker)
+        state = State(admitted, allocations.remaps)
         named, services, only = (source, destination), _addresses(service or ()), filters.only(sample)
         wanted = session(state, allocations, named, cluster, int(seconds), only=only, services=services)
         recorded = _recorded(input_file) if input_file is not None else []

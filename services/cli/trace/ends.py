@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from schemas.commands import TraceFlow, TraceProtocol
 from schemas.flow import FlowEnd, FlowEvent
 from schemas.host_objects import GeneveLink, VxlanLink, WireguardLink, WireguardPeer
-from schemas.topology import Gateway, Node, Pod
+from schemas.topology import EgressPolicy, Gateway, IpMapping, Node, Pod
 from schemas.values import FAMILIES, Address
 from services.auditor.trace.trails import Trail, Way, trails
 from services.cli.hosts import near
@@ -19,7 +19,7 @@ from services.planner.allocate import Allocations
 from services.planner.compile import compile_host
 from services.planner.compile.egress import inside
 from services.planner.state import Attachment, HostId, State, seen_prefixes
-from services.runtime.errors import Permanent
+from services.runtime.errors import Permanent, Transient
 
 
 class End(Struct, frozen=True):
@@ -107,13 +107,16 @@ def session(
 ) -> Session:
     """The flow between two ends, as they are called: ``cluster/pod``, ``cluster/node``, or an address.
 
-    Permanent says what is wrong with a name. With `cluster`, names are of it, and addresses are looked for there alone. By `services` the
-    first end may dial the second: somebody else translates them on its host.
+    Permanent says what is wrong with a name, Transient what of the topology came or went as it was read. With `cluster`, names are of it,
+    and addresses are looked for there alone. By `services` the first end may dial the second: somebody else translates them on its host.
     """
     source, destination = names
     if cluster is not None and cluster not in state.clusters:
         msg = f"no cluster {cluster}; {near(cluster, sorted(state.clusters))}"
         raise Permanent(msg)
+    for name, what in _lacking(state, allocations):
+        msg = f"{name} has no {what} yet, or no more: the topology changes; trace again in a moment"
+        raise Transient(msg)
     ends = [_end(state, allocations, name, cluster) for name in names]
     if {*ends[0].addresses} & {*ends[1].addresses} and ends[0].host == ends[1].host:
         msg = f"{source} and {destination} are the same end; give two"
@@ -134,6 +137,22 @@ def session(
     every, overlays = tuple(sorted(ports | overlay_ports)), tuple(sorted(overlay_ports))
     wish = TraceFlow(flow, outer, every, seconds, only.protocols, only.ports, only.sample, overlays)
     return Session(ends[0], ends[1], dict.fromkeys(hosts, wish))
+
+
+def _lacking(state: State, allocations: Allocations) -> Iterator[tuple[str, str]]:
+    """What is in the topology without what plans of it need: the two are read one after the other."""
+    for item in state.objects.values():
+        match item:
+            case Node() | Gateway():
+                if HostId(item.cluster, item.name) not in allocations.numbers:
+                    yield f"{item.cluster}/{item.name}", "number"
+            case EgressPolicy():
+                for name in sorted(egress.exits(allocations.way(state, item), item)):
+                    if HostId(item.cluster, name) not in allocations.slots:
+                        yield f"{item.cluster}/{name}", "slot"
+            case IpMapping(external=None):
+                if (item.cluster, item.name) not in allocations.externals:
+                    yield item.ref, "external address"
 
 
 def _end(state: State, allocations: Allocations, name: str, cluster: str | None) -> End:

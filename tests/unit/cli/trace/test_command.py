@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from schemas import codec
+from schemas import codec, subjects
+from schemas.topology import EgressPolicy
+from schemas.values import Name, Prefix
 from services.auditor.trace.trails import Trail
 from services.cli.trace import command, stream
 from services.cli.trace.command import Form, Teller, trace
 from services.cli.trace.ends import Session
 from services.cli.trace.filters import Filters, span_s
+from services.planner.core import Core
 from services.runtime.errors import Permanent
+from services.runtime.messages import Message
+from tests.topologies import encrypting, tell
 from tests.unit.auditor.trace.test_recorded import told
 from tests.unit.cli.broker import StubBroker
 from tests.unit.cli.trace.said import messages
@@ -286,6 +292,23 @@ async def test_a_bad_word_is_named(mesh: StubBroker, recorded, options: dict[str
     ends = {"source": "rome/shop", "destination": "rome/stock", **options}
     with pytest.raises(Permanent, match=words):
         await trace(**ends, input_file=recorded["native"], nats=mesh)  # type: ignore[arg-type]
+
+
+async def test_what_is_admitted_meanwhile_has_what_it_was_given(mesh: StubBroker, recorded, capsys, monkeypatch: pytest.MonkeyPatch):
+    """Allocations are written before what they are for is admitted, and so they are read after that."""
+    policy, core = EgressPolicy(name=Name("out"), cluster=Name("rome"), pods=(Prefix("10.200.1.10/32"),), node=Name("worker-2")), Core()
+    tell(core, [*encrypting(), policy])
+    replay = mesh.replay
+
+    async def then_admitted(stream: str, filter_subject: str) -> AsyncIterator[Message]:
+        async for message in replay(stream, filter_subject):
+            yield message
+        for place in (("slot", "rome", "worker-2"), ("way", "rome", "out")):
+            mesh.put(subjects.allocation(*place), codec.encode(core.allocations.value(*place)))
+        mesh.admit(policy)
+
+    monkeypatch.setattr(mesh, "replay", then_admitted)
+    assert (await shown(capsys, mesh, recorded["native"]))[0] == 0
 
 
 def test_spans_of_time():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from schemas.commands import TraceFlow
+from schemas.flow import IP, Correlation, EventType, FlowEnd, FlowEvent, PointName
 from schemas.values import Address
 from services.cli.files import load
-from services.cli.trace.ends import Session, session
+from services.cli.trace.ends import End, Session, session
 from services.cli.trace.filters import Filters
 from services.planner.core import Core, settle_rollouts
-from services.runtime.errors import Permanent
+from services.planner.state import HostId
+from services.runtime.errors import Permanent, Transient
 from tests.topologies import EXAMPLES, keys, tell, two_clusters
 
 
@@ -72,6 +76,17 @@ def test_a_policy_for_some_destinations_leads_no_other_flow_out() -> None:
     assert outside("rome/shop", "rome/post").route == ("rome/worker-1", "rome/worker-3")
 
 
+@pytest.mark.parametrize("missing", ["number", "slot"])
+def test_what_is_not_allocated_yet_is_waited_for(missing: str) -> None:
+    """Topology and allocations are read one after the other: what came or went between the two is said, with who asks again in mind."""
+    core = Core()
+    tell(core, load([EXAMPLES / "egress.yaml"]))
+    known = core.allocations.numbers if missing == "number" else core.allocations.slots
+    del known[HostId("rome", "worker-2")]
+    with pytest.raises(Transient, match=f"rome/worker-2 has no {missing} yet.*again in a moment"):
+        session(core.state, core.allocations, ("rome/shop", "rome/post"), None, 30)
+
+
 @pytest.mark.parametrize("name", ["rome/worker-1", "10.200.1.1"])
 def test_no_policy_leads_out_what_a_node_says_itself(name: str) -> None:
     """Though the address by which it speaks to pods is among those that the policy chooses."""
@@ -84,6 +99,51 @@ def test_no_policy_leads_out_what_is_never_outside(to: str) -> None:
     """An address of the cluster that nobody has, and what is not routed, are not looked for on another node."""
     wanted = outside("rome/shop", to)
     assert (wanted.route, wanted.source.seen) == (("rome/worker-1",), ())
+
+
+EXIT, POD, OUTSIDE = Address("192.0.2.1"), Address("10.0.0.1"), Address("198.51.100.9")
+LET_OUT = Session(
+    End("rome/shop", FlowEnd(), HostId("rome", "one"), (POD,), (EXIT,), (EXIT,)),
+    End("198.51.100.9", FlowEnd(), None, (OUTSIDE,)),
+    dict.fromkeys((HostId("rome", "one"), HostId("rome", "two")), TraceFlow(())),
+)
+"""A pod's flow to somebody outside, by a node that gives it its own address."""
+
+
+def seen(at_ms: int, source: str, destination: str, group: str, point: PointName = "FROM_NETWORK", *, node: str = "one") -> FlowEvent:
+    """A packet at a point."""
+    return FlowEvent(
+        time=f"2026-01-01T00:00:00.{at_ms:03}000Z",
+        uuid=f"{at_ms} {group}",
+        verdict="FORWARDED",
+        ip=IP(source, destination, "IPv4"),
+        node_name=f"rome/{node}",
+        event_type=EventType(4),
+        trace_observation_point=point,
+        corr=Correlation(group, "headers", "high"),
+    )
+
+
+def test_a_sessions_packets_are_those_between_its_ends() -> None:
+    """In the order of time, whatever that of events is, each with its way and the hosts on it; what others say is none of them."""
+    request = [seen(1, POD, OUTSIDE, "a", "FROM_ENDPOINT"), seen(2, POD, OUTSIDE, "a", "FROM_OVERLAY", node="two")]
+    leaving = seen(3, EXIT, OUTSIDE, "a", "TO_NETWORK", node="two")
+    answer = seen(5, OUTSIDE, POD, "b", "TO_ENDPOINT")
+    others = [seen(4, "10.0.0.7", OUTSIDE, "c"), seen(4, POD, "10.0.0.7", "d"), replace(seen(4, POD, OUTSIDE, "e"), ip=None)]
+    found = LET_OUT.trails([answer, *others, leaving, *reversed(request)])
+    assert [(trail.way, trail.seen) for trail in found] == [("forward", [*request, leaving]), ("reply", [answer])]
+    assert {trail.route for trail in found} == {("rome/one", "rome/two")}
+    assert LET_OUT.trails([]) == LET_OUT.trails(others) == []
+
+
+def test_what_a_node_says_itself_is_not_of_a_pod_that_it_lets_out() -> None:
+    """Though it has the addresses that the pod's packets have outside: it is seen by none that is the pod's alone."""
+    own = [seen(1, EXIT, OUTSIDE, "a", "FROM_HOST", node="two"), seen(2, EXIT, OUTSIDE, "a", "TO_NETWORK", node="two")]
+    back = seen(3, OUTSIDE, EXIT, "b", "FROM_NETWORK", node="two")
+    assert LET_OUT.trails([*own, back]) == []
+    assert back.ip is not None
+    turned = replace(back, ip=replace(back.ip, destination_xlated=POD))
+    assert [(trail.way, trail.seen) for trail in LET_OUT.trails([*own, turned])] == [("reply", [turned])]
 
 
 def test_hosts_are_asked_for_nothing_that_is_not_shown() -> None:
