@@ -15,21 +15,22 @@ from rich.markup import escape
 from schemas import codec, subjects
 from schemas.commands import EncryptionNow, PeerNow, PointNow
 from schemas.drift import PLAINTEXT, DriftEvent
-from schemas.topology import Cluster, Gateway, Node, PublicKey, StrictMode, Topology
+from schemas.topology import Gateway, Node, StrictMode, Topology
 from schemas.values import wire_name
 from services.cli import records
+from services.cli.far_ends import FarEnd, Part, far_ends, part, said
 from services.cli.hosts import HostName, choose, parse_host
 from services.cli.key_change import KeyChange, under_way
 from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, show_table
 from services.cli.session import Nats
-from services.planner.state import HostId
+from services.planner.state import HostId, State
 from services.runtime.broker import Broker
 from services.runtime.errors import MeshmarkError, Permanent
 
 encrypt = App(name="encrypt", help="Encryption between the nodes of a cluster.")
 
-State = Literal["encrypts", "optedOut", "noKey", "off", "silent"]
-_COLOURS = {"encrypts": "green", "optedOut": "yellow", "noKey": "yellow", "off": "dim", "silent": "red"}
+HostState = Part | Literal["silent"]
+_COLOURS: dict[HostState, str] = {"encrypts": "green", "optedOut": "yellow", "noKey": "yellow", "off": "dim", "silent": "red"}
 _ANSWER_S = 5.0
 _AT_ONCE = 32
 _AGAIN_S = 1.0
@@ -45,12 +46,13 @@ class HostEncryption(Struct, frozen=True, rename=wire_name):
 
     `leaked` are packets in clear that should have been encrypted, counted since the host's rules were last written, `leaking` those of
     them that came while the command looked, about a second (None where it looked once); `alerts` are the auditor's that are open.
-    `key_change` is the node's change of keys that is under way, None for none.
+    `key_change` is the node's change of keys that is under way, None for none. `far_ends` are the other nodes with which something leaks
+    by open alerts, and, of a host that was named, those with which all is in clear on purpose: `leaked` is counted for all together.
     """
 
     cluster: str
     host: str
-    state: State
+    state: HostState
     mode: Literal["native", "overlay"]
     strict: StrictMode
     nodes: bool
@@ -60,6 +62,7 @@ class HostEncryption(Struct, frozen=True, rename=wire_name):
     alerts: tuple[DriftEvent, ...] = ()
     error: str = ""
     key_change: KeyChange | None = None
+    far_ends: tuple[FarEnd, ...] = ()
 
     @property
     def is_fine(self) -> bool:
@@ -83,6 +86,11 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
     looks again a second later, and says how many more there are. An open alert of the auditor is said by itself; it is over ten seconds
     after the last packet. A change of the node's key is said, too, with what it waits for.
 
+    Handshakes and bytes are of each pair of nodes, LEAKED is not: the kernel counts what leaves or arrives in clear for all far ends
+    together. Which pair it is between is known from open alerts, of the few packets a second that are shown: of one HOST, each far end is
+    named with at least so many packets. Those that opted out, or have no key yet, are named, too: all between them and HOST is in clear
+    on purpose, and is not counted.
+
     Gateways are not among them: their tunnels join clusters, whether nodes encrypt or not, and `meshmark status` shows them.
 
     The exit code is 2 when a host is silent, lacks a peer, has a strange one, or has an open alert.
@@ -98,9 +106,17 @@ async def status(host: HostName = None, /, *, output: Output = None, nats: Nats 
         items = await records.admitted(broker)
         alerts = [event for event in await records.open_drift(broker) if event.layer == PLAINTEXT]
         changes = await records.key_changes(broker)
-        found = await _asked(broker, [_on_paper(node, items) for node in _chosen(items, host)], alerts)
+        state, nodes = State(items), _chosen(items, host)
+        found = await _asked(broker, [_on_paper(state, node) for node in nodes], alerts)
         found = await _asked_again(broker, found, alerts)
-    found = [replace(one, key_change=changes.get(HostId(one.cluster, one.host))) for one in found]
+    found = [
+        replace(
+            one,
+            key_change=changes.get(HostId(one.cluster, one.host)),
+            far_ends=far_ends(state, node, one.alerts, on_purpose=host is not None),
+        )
+        for one, node in zip(found, nodes, strict=True)
+    ]
     if form != "table":
         emit(found[0] if host else found, form)
     elif host:
@@ -120,12 +136,10 @@ def _chosen(items: Iterable[Topology], host: str | None) -> list[Node]:
     return [nodes[name] for name in choose(nodes, host)]
 
 
-def _on_paper(node: Node, items: Iterable[Topology]) -> HostEncryption:
+def _on_paper(state: State, node: Node) -> HostEncryption:
     """A node as the topology has it."""
-    cluster = next(item for item in items if isinstance(item, Cluster) and item.name == node.cluster)
-    has_key = any(isinstance(item, PublicKey) and (item.cluster, item.name) == (node.cluster, node.name) for item in items)
-    state: State = "off" if cluster.encryption == "none" else "optedOut" if node.opt_out else "encrypts" if has_key else "noKey"
-    return HostEncryption(node.cluster, node.name, state, cluster.routing, cluster.strict, cluster.wireguard.nodes)
+    cluster = state.clusters[node.cluster]
+    return HostEncryption(node.cluster, node.name, part(state, node), cluster.routing, cluster.strict, cluster.wireguard.nodes)
 
 
 async def _asked(broker: Broker, hosts: list[HostEncryption], alerts: list[DriftEvent]) -> list[HostEncryption]:
@@ -162,7 +176,7 @@ async def _asked_again(broker: Broker, found: list[HostEncryption], alerts: list
 
 def _with(one: HostEncryption, now: EncryptionNow | None, alerts: tuple[DriftEvent, ...], error: str = "") -> HostEncryption:
     leaked = sum(point.packets for point in now.points if point.state == "plaintext") if now else 0
-    state: State = "silent" if error else one.state
+    state: HostState = "silent" if error else one.state
     return replace(one, state=state, leaked=leaked, now=now, alerts=alerts, error=error)
 
 
@@ -199,7 +213,7 @@ def _show_one(one: HostEncryption, now_s: float) -> None:
     for text in (one.error, *(f"alert: {event.found} ({event.count} seen)" for event in one.alerts)):
         if text:
             console.print(f"  [red]{escape(text)}[/]")
-    for text in _changing(one, now_s):
+    for text in (*said(one.far_ends), *_changing(one, now_s)):
         console.print(escape(f"  {text}"))
     if one.now is None or not one.now.device:
         return

@@ -161,12 +161,12 @@ def _end(state: State, allocations: Allocations, name: str, cluster: str | None)
     except ValueError:
         return _named(state, allocations, name, cluster)
     for home in [cluster] if cluster else sorted(state.clusters):
-        if (found := _owner(state, home, address)) is not None:
+        if (found := owner(state, home, address)) is not None:
             return found
     return End(name, FlowEnd(), None, (address,))
 
 
-def _owner(state: State, cluster: str, address: Address) -> End | None:
+def owner(state: State, cluster: str, address: Address) -> End | None:
     """Whose address it is in a cluster: a pod's, a host's, or some pod's that no Endpoint tells of."""
     pod = next((pod for pod in state.pods[cluster].values() if address in pod.addresses), None)
     if pod is not None:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from schemas import codec, subjects
 from schemas.allocation import Rotation
 from schemas.commands import EncryptionNow, PeerNow, PointNow
-from schemas.drift import AlertLayer, DriftEvent
-from schemas.values import Endpoint, Key, Name
+from schemas.drift import AlertLayer, ClearPacket, DriftEvent
+from schemas.values import Address, Endpoint, Key, Name
 from services.cli import encrypt
 from services.cli.encrypt import status
 from services.cli.output import console
@@ -105,6 +105,23 @@ async def test_leaks_are_counted_and_open_alerts_said(rome: StubBroker, capsys: 
     assert "12 out" in shown
     assert "alert: udp … in clear" in shown
     assert (await told(rome, capsys))[0] == 2
+
+
+async def test_of_one_host_each_far_end_in_clear_is_named(rome: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which pair leaks, by what open alerts say, and which is in clear on purpose; among all hosts, only what leaks."""
+    packet = ClearPacket("out", "pods", "udp", Address("10.200.1.10"), Address("10.200.2.10"), 40521, 7000)
+    event = DriftEvent(ROME, Name("worker-1"), "plaintext", "out pods 10.200.1.10 10.200.2.10", "raised", count=12, packet=packet)
+    rome.put(subjects.drift("rome", "worker-1", "plaintext"), codec.encode(event))
+    assert await status("rome/worker-1", output="table", nats=rome) == 2
+    shown = capsys.readouterr().out
+    assert "leaks with worker-2: at least 12 packets, by 1 open alert\n" in shown
+    assert "in clear, and meant to be, with worker-3 (opted out)" in shown
+    leaks = {"node": "worker-2", "state": "encrypts", "alerts": 1, "shown": 12}
+    _, found = await told(rome, capsys)
+    assert {name: one["farEnds"] for name, one in found.items()} == {"worker-1": [leaks], "worker-2": [], "worker-3": []}
+    assert await status("rome/worker-1", output="json", nats=rome) == 2
+    one = json.loads(capsys.readouterr().out)
+    assert one["farEnds"] == [leaks, {"node": "worker-3", "state": "optedOut", "alerts": 0, "shown": 0}]
 
 
 def leaking(packets: int) -> EncryptionNow:
