@@ -142,14 +142,25 @@ class Turn:
     def _commit_by_unit(self, batch: list[Change], error: MeshmarkError) -> None:
         units = sorted({unit for change in batch for unit in self._units_of(change.key)})
         if len(units) <= 1:
-            self._fail(batch[0].key if batch else "marker", error)
+            self._fail_commit(batch, set(units) or {STRAY}, error)
             return
+        done: set[int] = set()
         for unit in units:
-            part = [change for change in batch if unit in self._units_of(change.key)]
+            mine = [change for change in batch if unit in self._units_of(change.key) and not self._is_off(change)]
+            part = [change for change in mine if id(change) not in done]
             try:
                 self._commit_batch(part)
             except MeshmarkError as own_error:
-                self._fail(part[0].key, own_error)
+                self._fail_commit(part, {unit}, own_error)
+            else:
+                done.update(map(id, part))
+
+    def _fail_commit(self, batch: Sequence[Change], units: set[str], error: MeshmarkError) -> None:
+        """What the kernel refused fails each unit that holds it; where it is not known, those whose batch it was fail."""
+        if any(change.key == error.key for change in batch):
+            self._fail(error.key, error)
+        else:
+            self._fail("nft", error, units)
 
     def _commit_batch(self, batch: list[Change]) -> None:
         marker = self._marker()
@@ -173,8 +184,9 @@ class Turn:
 
     # Failures ----------------------------------------------------------------------------------------------------------------------
 
-    def _fail(self, key: str, error: MeshmarkError) -> None:
-        units = self._units_of(key)
+    def _fail(self, key: str, error: MeshmarkError, units: set[str] | None = None) -> None:
+        """Fail these units, or all that hold the object, and undo what was made of them."""
+        units = units or self._units_of(key)
         _log.warning("change_failed", key=key, units=sorted(units), error=str(error))
         for unit in units:
             self._failures.setdefault(unit, Failure(key, error))

@@ -134,7 +134,12 @@ class FakeKernel:
         return errors
 
     def commit(self, batch: Sequence[Change], marker: Marker | None) -> None:
-        errors = [error for change in batch if (error := self.fail(change)) is not None]
+        errors = []
+        for change in batch:
+            if (error := self.fail(change)) is not None:
+                if isinstance(error, MeshmarkError):
+                    error.key = change.key
+                errors.append(error)
         refused = next((error for error in errors if not isinstance(error, OutcomeUnknown)), None)
         if refused is not None:
             raise refused

@@ -7,6 +7,7 @@ busy objects are a Conflict) in the order in which ``nft.steps`` puts a batch; w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from schemas.host_objects import NftChain, NftElement, NftSet, NftTable
 from schemas.nft import Verdict
@@ -15,7 +16,7 @@ from services.kernel.nft.listing import canonical_element
 from services.kernel.nft.statements import rule_text
 from services.kernel.nft.steps import header
 from services.kernel.transaction import Change, Held, Listed, ListedChain, is_recreated_set, named_sets
-from services.runtime.errors import Conflict, Permanent
+from services.runtime.errors import Conflict, MeshmarkError, Permanent
 
 Objects = dict[str, Held]
 
@@ -78,7 +79,8 @@ def _prepare(result: Objects, members: Sequence[Change]) -> None:
             isinstance(change.old, NftChain | ListedChain) and isinstance(change.new, NftChain) and header(change.old) != header(change.new)
         )
         if remade or is_recreated_set(change):
-            _delete(result, change.key)
+            with _blaming(change.key):
+                _delete(result, change.key)
 
 
 def _emptied(chain: NftChain | ListedChain) -> NftChain:
@@ -88,30 +90,35 @@ def _emptied(chain: NftChain | ListedChain) -> NftChain:
 
 def _add_headers(result: Objects, members: Sequence[Change]) -> None:
     for change in members:
-        new = change.new
-        if not isinstance(new, NftChain | NftSet):
-            continue
-        if table_key(new) not in result:
-            msg = f"{change.key}: {table_key(new)} is not there"
-            raise Conflict(msg)
-        present = result.get(change.key)
-        other_set = isinstance(new, NftSet) and present not in (None, new)
-        other_chain = isinstance(new, NftChain) and isinstance(present, NftChain | ListedChain) and header(present) != header(new)
-        if other_set or other_chain:
-            msg = f"{change.key} is there with another header"
-            raise Conflict(msg) if other_set else Permanent(msg)  # the kernel says EEXIST for a set, EOPNOTSUPP for a chain
-        result[change.key] = _emptied(new) if isinstance(new, NftChain) else new
+        if isinstance(change.new, NftChain | NftSet):
+            with _blaming(change.key):
+                _add_header(result, change.new)
+
+
+def _add_header(result: Objects, new: NftChain | NftSet) -> None:
+    if table_key(new) not in result:
+        msg = f"{new.key}: {table_key(new)} is not there"
+        raise Conflict(msg)
+    present = result.get(new.key)
+    other_set = isinstance(new, NftSet) and present not in (None, new)
+    other_chain = isinstance(new, NftChain) and isinstance(present, NftChain | ListedChain) and header(present) != header(new)
+    if other_set or other_chain:
+        msg = f"{new.key} is there with another header"
+        raise Conflict(msg) if other_set else Permanent(msg)  # the kernel says EEXIST for a set, EOPNOTSUPP for a chain
+    result[new.key] = _emptied(new) if isinstance(new, NftChain) else new
 
 
 def _fill(result: Objects, members: Sequence[Change]) -> None:
     """Add rules, then elements; what they refer to has to be there."""
     for change in members:
         if isinstance(change.new, NftChain):
-            _check_references(result, change.new)
+            with _blaming(change.key):
+                _check_references(result, change.new)
             result[change.key] = change.new
     for change in members:
         if isinstance(change.new, NftElement):
-            _check_element(result, change.new)
+            with _blaming(change.key):
+                _check_element(result, change.new)
             result[change.key] = change.new
 
 
@@ -149,8 +156,8 @@ def _overlap(one: str, other: str) -> bool:
 def _remove(result: Objects, members: Sequence[Change]) -> None:
     removed = [change for change in members if change.new is None and not isinstance(change.old, NftElement)]
     for change in sorted(removed, key=lambda item: not isinstance(item.old, NftSet)):
-        _need(result, change.key)
-        _delete(result, change.key)
+        with _blaming(change.key):
+            _delete(result, change.key)
 
 
 def _delete(result: Objects, key: str) -> None:
@@ -191,7 +198,18 @@ def _set_goes(change: Change, members: Sequence[Change]) -> bool:
     return any(other.key == key and (other.new is None or is_recreated_set(other)) for other in members)
 
 
+@contextmanager
+def _blaming(key: str) -> Iterator[None]:
+    """Within it, what is refused is said of the object with this key."""
+    try:
+        yield
+    except MeshmarkError as error:
+        error.key = key
+        raise
+
+
 def _need(result: Objects, key: str) -> None:
     if key not in result:
-        msg = f"{key} is not there; read again"
-        raise Conflict(msg)
+        error = Conflict(f"{key} is not there; read again")
+        error.key = key
+        raise error

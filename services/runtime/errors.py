@@ -15,7 +15,12 @@ __all__ = ["Conflict", "MeshmarkError", "OutcomeUnknown", "Permanent", "Poison",
 
 
 class MeshmarkError(Exception):
-    """Base of all. The text says what failed, on what, and what to do."""
+    """Base of all. The text says what failed, on what, and what to do.
+
+    `key` is that of the object which was refused, where several are written at once and it is known which; else empty.
+    """
+
+    key: str = ""
 
 
 class Transient(MeshmarkError):

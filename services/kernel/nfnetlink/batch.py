@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from schemas.host_objects import NftChain, NftSet
 from services.kernel.netlink import BE32, HEADER, text_attribute
@@ -19,6 +20,7 @@ from services.kernel.nfnetlink.sets import AnonymousSet, anonymous_messages, hea
 from services.kernel.nfnetlink.values import Inexpressible
 from services.kernel.nfnetlink.wire import Message, be32, nest
 from services.kernel.nft.steps import Path, Step
+from services.runtime.errors import MeshmarkError
 
 _HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
 _POLICIES = {"drop": 0, "accept": 1}
@@ -30,8 +32,17 @@ _GOING = {
     ("flush", "elements"): (Message.DEL_ELEMENTS, wire.ELEMENTS_TABLE, wire.ELEMENTS_SET),
 }
 """What goes as a whole: the message, and by which attributes it is named."""
+_OF = {"rules": "chain", "elements": "set"}
+"""The kind of object that is changed with what is in it."""
 _ECHOED = 64
 """Rules of whose handles the kernel is to tell: what it tells, a kilobyte for a long one, must fit into the socket's usual buffer."""
+
+
+class Culprit(NamedTuple):
+    """Which object a message is about (empty: all of them), and what was to be done, in words."""
+
+    key: str
+    deed: str
 
 
 class Batch:
@@ -59,26 +70,27 @@ class Batch:
             self._steps.append(step)
             self._add(step)
 
-    def culprit(self, sequence: int, offset: int = 0) -> str:
-        """What the message with this number was to do, in words; `offset` is where in the message the kernel found fault."""
+    def culprit(self, sequence: int, offset: int = 0) -> Culprit:
+        """What the message with this number was about; `offset` is where in the message the kernel found fault."""
         place = sequence - FIRST
         if not 0 <= place < len(self.messages):
-            return "the whole transaction"
+            return Culprit("", "the whole transaction")
         index = bisect_right(self._starts, place) - 1
         step = self._steps[index]
         at = f"{step.table} {step.name}".rstrip()
         if step.elements:
             before = sum(elements.count(message) for message in self.messages[self._starts[index] : place])
             item = step.elements[before + elements.place_of(self.messages[place], offset)]
-            return f"{step.verb} {item.key}"
+            return Culprit(item.key, f"{step.verb} {item.key}")
         if step.verb == "add" and step.what == "rules":
             before = sum(kind_of(message) == Message.NEW_RULE for message in self.messages[self._starts[index] : place])
             edit = self.edits.get((step.table, step.name))
-            return f"add rule {1 + (edit.coming[before][0] if edit else before)} of chain {at}"
+            return Culprit(f"chain {at}", f"add rule {1 + (edit.coming[before][0] if edit else before)} of chain {at}")
         if step.verb == "delete" and step.what == "rules":
-            return f"delete rule {self.edits[step.table, step.name].gone[place - self._starts[index]]} of chain {at}"
-        words = {"rules": "chain", "elements": "set"}
-        return f"{step.verb} {words.get(step.what, step.what)} {at}"
+            handle = self.edits[step.table, step.name].gone[place - self._starts[index]]
+            return Culprit(f"chain {at}", f"delete rule {handle} of chain {at}")
+        key = f"{_OF.get(step.what, step.what)} {at}"
+        return Culprit(key, f"{step.verb} {key}")
 
     def handles(self, told: Mapping[int, int]) -> dict[Path, tuple[NftChain, Handles[int]]]:
         """Chains of which some rules changed, with their handles, where those of all new rules were `told`, by message number."""
@@ -126,13 +138,20 @@ class Batch:
         self.messages.append(wire.request(kind, flags, self._next, *parts))
 
     def _change_elements(self, step: Step) -> None:
-        made = self._made.get((step.table, step.name))
-        header, number = made or (self._header(step.table, step.name), 0)
+        header, number = self._made.get((step.table, step.name)) or (self._known_header(step), 0)
         if step.verb == "add":
             kind, items = Message.NEW_ELEMENTS, elements.added(header, step.elements)
         else:
             kind, items = Message.DEL_ELEMENTS, elements.deleted(header, step.elements)
         self.messages += elements.messages(kind, (step.table, step.name), items, self._next, number)
+
+    def _known_header(self, step: Step) -> Header:
+        """That of the set that the step is about; where there is none, the first of its elements is what cannot be written."""
+        try:
+            return self._header(step.table, step.name)
+        except MeshmarkError as error:
+            error.key = step.elements[0].key
+            raise
 
     def _add_rules(self, chain: NftChain) -> None:
         rules, messages = self._encoders.of(chain.table, chain.name), self.messages

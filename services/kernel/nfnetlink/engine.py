@@ -270,7 +270,10 @@ def refused(made: Batch, outcome: Outcome) -> MeshmarkError:
     refusal = min(outcome.refusals)
     more = f" ({refusal.text})" if refusal.text else ""
     more += f", and {len(outcome.refusals) - 1} more" if len(outcome.refusals) > 1 else ""
-    return mapped(refusal.number, f"nft: cannot {made.culprit(refusal.sequence, refusal.offset)}: {os.strerror(refusal.number)}{more}")
+    culprit = made.culprit(refusal.sequence, refusal.offset)
+    error = mapped(refusal.number, f"nft: cannot {culprit.deed}: {os.strerror(refusal.number)}{more}")
+    error.key = culprit.key
+    return error
 
 
 def mapped(number: int, reason: str) -> MeshmarkError:

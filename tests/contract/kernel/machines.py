@@ -44,6 +44,7 @@ class FakeMachine:
     is_real = False
 
     def __init__(self) -> None:
+        self.engine = "fake"
         self.tag = "x"
         self.host = FakeHost()
         self.kernel: Kernel = FakeKernel(self.host)
@@ -100,7 +101,7 @@ class LinuxMachine:
         self.tag = f"{os.getpid() % 46656:x}{next(_numbers):x}"
         self.namespace = f"mm-test-{self.tag}"
         self._folder = folder
-        self._engine = engine
+        self.engine = engine
         self._taken: dict[int, socket.socket] = {}
         subprocess.run(["ip", "netns", "add", self.namespace], check=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self.namespace)
@@ -191,7 +192,7 @@ class LinuxMachine:
             time.sleep(0.01)
 
     def _make(self) -> Kernel:
-        made = self._thread.submit(lambda: LinuxKernel(self._folder, remembers=True, nft_engine=self._engine))
+        made = self._thread.submit(lambda: LinuxKernel(self._folder, remembers=True, nft_engine=self.engine))
         return InThread(self._thread, made.result())  # type: ignore[return-value]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.host_objects import NftElement, Route, VxlanLink, WireguardLink, WireguardPeer
+from schemas.host_objects import HOST_TABLE, NftElement, NftSet, NftTable, Route, VxlanLink, WireguardLink, WireguardPeer
 from schemas.plan import Entry, HostPlan, unit_tag
 from schemas.values import Key, Name, Prefix
 from services.applier.core import Applier
@@ -19,7 +19,7 @@ from tests.unit.applier.test_turns import EMPTY, FIRST, MORE, UNIT, applier, bas
 @pytest.mark.parametrize(
     "error", [Permanent("no"), Transient("later"), Waiting("no link", "link x"), Conflict("taken")], ids=lambda e: type(e).__name__
 )
-@pytest.mark.parametrize("failing", [item for item in FIRST.objects().values() if item.layer != "nft"], ids=lambda item: item.key)
+@pytest.mark.parametrize("failing", FIRST.objects().values(), ids=lambda item: item.key)
 def test_a_failure_anywhere_leaves_the_old_state(failing: object, error: Exception) -> None:
     """Whichever change fails, nothing of the unit is left but its guards; the report names the object; the next turn completes it."""
     host = FakeHost(sysctls=dict.fromkeys(("net/ipv4/conf/all/rp_filter", "net/ipv4/conf/default/rp_filter"), "2"))
@@ -44,6 +44,24 @@ def test_a_failing_batch_leaves_the_old_state() -> None:
     report = applier(host, lambda change: Permanent("bad element") if change.new == element else None).apply(FIRST, 1, 1)
     assert report.outcome == "degraded"
     assert all(isinstance(item, Route) and item.is_guard for item in host.objects.values())
+
+
+@pytest.mark.parametrize("refused", ["its own", "the shared one"])
+def test_a_refused_nftables_object_stops_the_units_that_hold_it(refused: str) -> None:
+    """Two units share a table; the batch is refused for one object: the units that hold this one fail and name it, no other does."""
+    shared, own, others = (NftTable(name) for name in (HOST_TABLE, "meshmark.one", "meshmark.two"))
+    units = {
+        "one": {item.key: Entry(item, ()) for item in (shared, own, NftSet(own.name, "s", "ipv4_addr"))},
+        "two": {item.key: Entry(item, ()) for item in (shared, others)},
+    }
+    culprit = NftSet(own.name, "s", "ipv4_addr") if refused == "its own" else shared
+    host = FakeHost()
+    report = applier(host, lambda change: Permanent("no") if change.new == culprit else None).apply(
+        HostPlan(FIRST.cluster, FIRST.host, units), 1, 1
+    )
+    told = {unit.unit: unit.error for unit in report.units if unit.outcome == "degraded"}
+    assert told == dict.fromkeys(["one"] if refused == "its own" else ["one", "two"], f"{culprit.key}: no")
+    assert set(host.objects) == ({shared.key, others.key} if refused == "its own" else set())
 
 
 def test_other_units_go_on() -> None:
@@ -221,9 +239,7 @@ def test_what_nobody_plans_goes_as_far_as_it_can(stuck: str) -> None:
     applier(host).apply(FIRST, 1, 1)
     blocked = applier(host, lambda change: Permanent("no") if change.key == stuck and change.new is None else None)
     report = blocked.apply(EMPTY, 1, 2)
-    # Tables go together or not at all, and the first of them is named.
-    named = "table meshmark.host" if stuck.startswith("table") else stuck
-    assert [(unit.unit, unit.outcome, unit.error) for unit in report.units] == [("-", "degraded", f"{named}: no")]
+    assert [(unit.unit, unit.outcome, unit.error) for unit in report.units] == [("-", "degraded", f"{stuck}: no")]
     left = {key for key, item in host.objects.items() if not (stuck.startswith("table") and item.layer == "nft")}
     assert left <= {stuck}
     assert set(host.kept_sysctls) <= {stuck.removeprefix("sysctl ")}

@@ -48,7 +48,7 @@ def test_messages_are_numbered_in_order() -> None:
 def test_every_message_is_known_by_what_it_does() -> None:
     changes = added(NftTable(T), NftSet(T, "s", "ipv4_addr"), NftChain(T, "c", (ACCEPT, SEVERAL, ACCEPT)))
     found = batch(*changes, Change(NftChain(T, "old", ()), None), marker=Marker(1, 2, {}))
-    said = [found.culprit(number) for number in range(2, 2 + len(found.messages))]
+    said = [found.culprit(number).deed for number in range(2, 2 + len(found.messages))]
     assert [text for text, _ in itertools.groupby(said)] == [
         f"add table {T}",
         f"flush chain {T} old",
@@ -64,8 +64,10 @@ def test_every_message_is_known_by_what_it_does() -> None:
         "flush chain meshmark.marker plan",
         "add rule 1 of chain meshmark.marker plan",
     ]
+    keys = {found.culprit(number).key for number in range(2, 2 + len(found.messages))}
+    assert keys == {*(change.key for change in changes), f"chain {T} old", "table meshmark.marker", "chain meshmark.marker plan"}
     assert said.count(f"add rule 2 of chain {T} c") == 3, "the rule's set, its elements, and the rule"
-    assert found.culprit(1) == found.culprit(2 + len(found.messages)) == "the whole transaction"
+    assert found.culprit(1) == found.culprit(2 + len(found.messages)) == ("", "the whole transaction")
 
 
 @pytest.mark.parametrize("interval", [False, True])
@@ -80,8 +82,8 @@ def test_the_element_that_is_refused_is_known_by_its_place(interval: bool) -> No
     each = 2 if interval else 1
     last = places(found.messages[number])
     for count in (0, 1, 2, 77, len(last) - 1):
-        assert found.culprit(2 + number, last[-1 - count]) == f"add {items[-1 - count // each].key}"
-    assert found.culprit(2 + number) == f"add {items[-(len(last) // each)].key}", "where the kernel does not say, the first"
+        assert found.culprit(2 + number, last[-1 - count]).key == items[-1 - count // each].key
+    assert found.culprit(2 + number).key == items[-(len(last) // each)].key, "where the kernel does not say, the first"
 
 
 @pytest.mark.parametrize(
