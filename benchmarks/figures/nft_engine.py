@@ -1,4 +1,4 @@
-"""What a host's nftables transaction costs from plan objects to the kernel: whole tables, one element, one rule.
+"""What a host's nftables transaction costs from plan objects to the kernel: whole tables, one element, one rule, one chain.
 
 Floor: the kernel's own time, one send of the same transaction encoded beforehand. Peer: ``nft -f`` of the same as text, which is written
 beforehand too. The engine over libnftables, from objects as well, is in the details. All take turns in one network namespace of their
@@ -13,8 +13,9 @@ import resource
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -43,9 +44,12 @@ _SIZES = ((10_000, 7), (50_000, 5))
 _PRESENT = ((100, 30, 5), (10_000, 30, 3), (50_000, 30, 3))
 """Elements that are there when one comes, and how often one comes: by the quick ways and by those that read everything first."""
 _CHAIN = 1000
+_CHAINS, _CHAIN_RULES = 100, 100
 _FAMILY_BYTES = 4
 _ELEMENT_GOAL_MS = 0.4
 _OVER_KERNEL, _OVER_NFT = 1.3, 0.6
+_MANY, _UNDER_BOTH = 50_000, 1000
+"""Elements beside which one is to be so many times faster than by nft and by libnftables."""
 
 Objects = dict[str, PlanObject]
 T = TypeVar("T")
@@ -137,6 +141,8 @@ def run(say: Callable[[str], None]) -> list[Result]:
             found += thread.submit(_one_element, kernel, size, quick, slow).result()
         say(f"one rule in a chain of {_CHAIN}")
         found.append(thread.submit(_one_rule, kernel).result())
+        say(f"one chain of {_CHAINS} in a table of {_CHAINS * _CHAIN_RULES} rules")
+        found.append(thread.submit(_one_chain, kernel).result())
         thread.submit(kernel.close).result()
         gc.unfreeze()
     return found
@@ -173,11 +179,12 @@ def _one_element(kernel: Kernel, size: int, quick: int, slow: int) -> list[Resul
         def back(_: str, away: list[Change] = away) -> None:
             kernel.take_back(away)
 
-        samples = in_turns(ways, quick, back)
         text = batch_text(batch, _MARKER, Context(lambda _table, _set, header=header: header.ranged_data))  # type: ignore[misc]
-        ways = {"nft -f": _with(kernel.by_nft, text), "libnftables": _with(kernel.by_library, batch)}
-        samples |= in_turns(ways, slow, back)
-        goal = _ELEMENT_GOAL_MS if name == "hash" else _OVER_KERNEL * wall_ms(samples, "kernel")
+        reading = {"nft -f": _with(kernel.by_nft, text), "libnftables": _with(kernel.by_library, batch)}
+        samples = in_turns(ways | reading, quick, back, dict.fromkeys(reading, quick // slow))
+        goal = _OVER_KERNEL * wall_ms(samples, "kernel")
+        if name == "hash":
+            goal = min(_ELEMENT_GOAL_MS, *(wall_ms(samples, way) / _UNDER_BOTH for way in reading if size == _MANY))
         found.append(summed(f"nft-{name}-element-{size}", samples, goal))
     kernel.take_back(changes(plan, {}))
     return found
@@ -206,6 +213,24 @@ def _one_rule(kernel: Kernel) -> Result:
     return summed(f"nft-rule-in-{_CHAIN}", samples, _OVER_KERNEL * wall_ms(samples, "kernel"))
 
 
+def _one_chain(kernel: Kernel) -> Result:
+    """All rules of one chain of many change. Floor: the chain emptied and filled again, encoded beforehand."""
+    plan = keyed([NftTable(_TABLE), *(_part(number, number) for number in range(_CHAINS))])
+    kernel.native.commit(changes({}, plan), _MARKER)
+    middle = _CHAINS // 2
+    before, after = _part(middle, middle), _part(middle, _CHAINS)
+    batch, away = [Change(before, after)], [Change(after, before)]
+    ways: dict[str, Callable[[], Took]] = {
+        "engine": _with(kernel.by_engine, batch),
+        "kernel": _with(kernel.by_kernel, encoded(batch)),
+        "nft -f": _with(kernel.by_nft, batch_text(batch, _MARKER)),
+        "libnftables": _with(kernel.by_library, batch),
+    }
+    samples = in_turns(ways, 15, lambda _: kernel.take_back(away))
+    kernel.take_back(changes(plan, {}))
+    return summed(f"nft-chain-in-{_CHAINS * _CHAIN_RULES}", samples, _OVER_KERNEL * wall_ms(samples, "kernel"))
+
+
 # What is written -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +244,12 @@ def planned_rule(number: int) -> Rule:
         (Match("ip daddr", (f"{address.rpartition('.')[0]}.0/24",)), SetMark(0x1000, 0x3000)),
         (Match("ip saddr", (address,)), Match("tcp dport", (str(number & 0xFFFF),)), Verdict("accept"), Comment(f"rule {number:08}")),
     )[number % 4]
+
+
+def _part(chain: int, content: int) -> NftChain:
+    """One chain of the table of many: each content has rules of its own."""
+    first = content * _CHAIN_RULES
+    return NftChain(_TABLE, f"part{chain}", tuple(map(planned_rule, range(first, first + _CHAIN_RULES))))
 
 
 FREE = NftElement(_TABLE, "translated", "200.0.0.0/24", "201.0.0.0/24")
@@ -264,13 +295,16 @@ def _no_header(_table: str, _name: str) -> Header:
     return Header(IPV4_ADDRESS)
 
 
-def in_turns(ways: dict[str, Callable[[], Took]], rounds: int, back: Callable[[str], object]) -> Samples:
-    """What was taken by each way: each once a round, and taken back after it."""
+def in_turns(
+    ways: dict[str, Callable[[], Took]], rounds: int, back: Callable[[str], object], seldom: Mapping[str, int] = MappingProxyType({})
+) -> Samples:
+    """What was taken by each way: each once a round, `seldom` ones once in so many, and taken back after it."""
     samples: Samples = {way: [] for way in ways}
-    for _ in range(rounds):
+    for number in range(rounds):
         for way, work in ways.items():
-            samples[way].append(work())
-            back(way)
+            if number % seldom.get(way, 1) == 0:
+                samples[way].append(work())
+                back(way)
     return samples
 
 

@@ -7,6 +7,7 @@ handles from the kernel's echo, as long as nobody else touched an own table; wha
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -45,13 +46,15 @@ class Chains:
         """At which what is remembered was so."""
 
     def edit(self, change: Change, *, is_certain: bool) -> Edit | None:
-        """How a chain gets to its new form; None for one that is written as a whole.
+        """How a chain gets to its new form; None for one that is written as a whole, as one of which no rule stays.
 
         `is_certain` says that what is remembered is so now. What was known by its listing only has surprised somebody, and is asked for.
         Raises NetlinkError when the kernel does not answer.
         """
         wanted = change.new
         assert isinstance(wanted, NftChain)
+        if isinstance(change.old, NftChain) and not _shares(change.old.rules, wanted.rules):
+            return None
         held = self._held.get((wanted.table, wanted.name)) if is_certain and isinstance(change.old, NftChain) else None
         if held is not None:
             found = edit(held.rules, held.handles, wanted.rules)
@@ -114,6 +117,11 @@ class Chains:
         if self._netlink is None:
             self._netlink = NetlinkSocket(NETLINK_NETFILTER)
         return self._netlink
+
+
+def _shares(ones: tuple[Rule, ...], others: tuple[Rule, ...]) -> bool:
+    """Whether any rule is among both: mostly at the same place, which is the cheaper question."""
+    return any(map(operator.eq, ones, others)) or not set(ones).isdisjoint(others)
 
 
 def _written(forms: Sameness, rules: Rules, rule: Rule) -> Form:
