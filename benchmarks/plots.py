@@ -33,7 +33,9 @@ PLOTS = (
     Plot("nft-reading", "nftables read and compared, ms", ("nft-idle-", "nft-full-", "nft-anew-", "nft-one-rule-")),
     Plot("routes", "Routes added, compared, looked at again, ms", ("routes-",)),
     Plot("peers", "1,000 WireGuard peers, ms", ("peers-",)),
-    Plot("packets", "What a packet pays, ns", ("packet-cost-", "encryption-audit-")),
+    Plot("packets", "What a packet pays, ns", ("packet-cost-", "encryption-audit-", "trace-cost-")),
+    Plot("throughput", "A MiB by TCP, ms", ("throughput-",)),
+    Plot("trace", "Packets of a traced flow not seen at every point, %", ("trace-missed-",)),
     Plot("times", "Starting, noticing, changing over, s", ("startup-", "lab-start", "tunnel-loss", "encryption-leak-", "key-rotation")),
     Plot("memory", "Resident memory, MiB", ("memory-",)),
 )

@@ -279,7 +279,7 @@ def counted(side: Side) -> tuple[int, int]:
 
 def test_more_than_a_message_and_a_usual_buffer_hold_goes_at_once(side: Side) -> None:
     """Elements beyond what 16 bits count, and thousands of rules: each is there, and can be taken away again."""
-    hosts = [NftElement(T, "hosts", f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}") for number in range(66_000)]
+    hosts = [NftElement(T, "hosts", f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}") for number in range(100_000)]
     prefixes = [NftElement(T, "prefixes", f"11.{number >> 7}.{(number & 127) * 2}.0/24") for number in range(5_000)]
     header = [NftTable(T), NftSet(T, "hosts", "ipv4_addr"), NftSet(T, "prefixes", "ipv4_addr", interval=True)]
     chain = NftChain(T, "c", tuple((Match("ip saddr", (item.element,)), *ACCEPT) for item in hosts[:8_000]))
