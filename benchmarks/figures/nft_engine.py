@@ -182,12 +182,16 @@ def _one_element(kernel: Kernel, size: int, quick: int, slow: int) -> list[Resul
         text = batch_text(batch, _MARKER, Context(lambda _table, _set, header=header: header.ranged_data))  # type: ignore[misc]
         reading = {"nft -f": _with(kernel.by_nft, text), "libnftables": _with(kernel.by_library, batch)}
         samples = in_turns(ways | reading, quick, back, dict.fromkeys(reading, quick // slow))
-        goal = _OVER_KERNEL * wall_ms(samples, "kernel")
-        if name == "hash":
-            goal = min(_ELEMENT_GOAL_MS, *(wall_ms(samples, way) / _UNDER_BOTH for way in reading if size == _MANY))
+        goal = hash_goal_ms(samples, size) if name == "hash" else _OVER_KERNEL * wall_ms(samples, "kernel")
         found.append(summed(f"nft-{name}-element-{size}", samples, goal))
     kernel.take_back(changes(plan, {}))
     return found
+
+
+def hash_goal_ms(samples: Samples, size: int) -> float:
+    """What one element may take beside `size` others: a time, and with many a part of what the ways take that read all of them."""
+    others = ("nft -f", "libnftables") if size == _MANY else ()
+    return min([_ELEMENT_GOAL_MS, *(wall_ms(samples, way) / _UNDER_BOTH for way in others)])
 
 
 def _one_rule(kernel: Kernel) -> Result:

@@ -11,6 +11,7 @@ details. Variants take turns. Goal: 1.2 times the floor, and half of the peer's 
 
 from __future__ import annotations
 
+import gc
 import socket
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -115,6 +116,7 @@ def _measure(size: int, rounds: int) -> Samples:
                     note("add by pyroute2", lambda library=library: _add_by_pyroute2(library, wanted.values()))  # type: ignore[misc]
                     note("dump by pyroute2", lambda library=library: _dump_by_pyroute2(library, size))  # type: ignore[misc]
                 clear()
+                gc.collect()  # what pyroute2 leaves is not to be collected in somebody else's turn
         kernel.close()
     bare.close()
     netlink.close()
