@@ -37,17 +37,17 @@ def pod_socket(name: str, kind: socket.SocketKind = socket.SOCK_DGRAM, family: F
 
 
 @contextlib.asynccontextmanager
-async def echo(name: str) -> AsyncIterator[tuple[int, dict[tuple[str, int], list[int]]]]:
+async def echo(name: str, family: Family = IPV4) -> AsyncIterator[tuple[int, dict[tuple[str, int], list[int]]]]:
     """A UDP server in a pod that answers with what it got: its port, and the numbers that came, by sender, in order."""
     loop, seen = asyncio.get_running_loop(), dict[tuple[str, int], list[int]]()
-    with pod_socket(name) as server:
-        server.bind(("0.0.0.0", 0))
+    with pod_socket(name, family=family) as server:
+        server.bind(("", 0))
 
         def answer() -> None:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     data, sender = server.recvfrom(64)
-                    seen.setdefault(sender, []).append(struct.unpack("!I", data)[0])
+                    seen.setdefault(sender[:2], []).append(struct.unpack("!I", data)[0])
                     server.sendto(data, sender)
 
         loop.add_reader(server, answer)
