@@ -20,6 +20,8 @@ ROME_WORKERS = HostId("rome", "worker-1"), HostId("rome", "worker-2")
 PRIVATE_KEYS = {host: clamped(bytes([number] * 32)) for number, host in enumerate((ROME_GATEWAY, MILAN_GATEWAY, *ROME_WORKERS), 1)}
 ANY_KEY = clamped(bytes([9] * 32))
 """The private key of a host that has no use for one."""
+ROAMING = pod("roam", "worker-2", "10.200.1.99")
+"""At an address of worker-1."""
 _FINAL = 100
 
 
@@ -28,12 +30,13 @@ def keys() -> list[Topology]:
 
 
 def final() -> list[Topology]:
-    """Two clusters: one that encrypts, and takes a remap from its pool; with an address that is mapped, and published rules and routes."""
+    """Two clusters: one that encrypts, with a pod that roams, and takes a remap from its pool; with an address that is mapped, and
+    published rules and routes."""
     rome = cluster("rome", encryption="wireguard", strict="audit", pools=(Prefix("10.96.0.0/14"),))
     joined = peering()
     joined = replace(joined, ends=(replace(joined.ends[0], remap_pods=()), joined.ends[1]))
     changed = {item.ref: item for item in (rome, joined)}
-    return [*(changed.get(item.ref, item) for item in two_clusters()), *keys(), mapping(), ssh(), detour()]
+    return [*(changed.get(item.ref, item) for item in two_clusters()), *keys(), ROAMING, mapping(), ssh(), detour()]
 
 
 def mapping(name: str = "printer", real: str = "192.0.2.50", **changes: object) -> IpMapping:
