@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from msgspec.structs import replace
@@ -67,6 +69,65 @@ def test_nothing_is_told_once_a_trace_is_over(rome: Rome, by: str) -> None:
         assert echo("rome.pod.shop", PODS["stock"][0], recorder) == 1
         assert len(recorder.found[ONE].datagrams) == told
     assert flows(rome.plan(ONE), recorder.found[ONE]) == []
+
+
+MANY = 10_000
+
+
+@contextlib.contextmanager
+def busy(source: str, to: str) -> Iterator[Callable[[], None]]:
+    """One pod sends another all that it can while the body runs; what is given waits until that were many packets more."""
+    stopped, sent = threading.Event(), itertools.count()
+    with opened(f"rome.pod.{to}", port=PORT), opened(f"rome.pod.{source}") as client:
+        client.setblocking(True)
+
+        def send() -> None:
+            while not stopped.is_set():
+                client.sendto(b"others", (PODS[to][0], PORT))
+                next(sent)
+
+        def many() -> None:
+            begin, end = next(sent), time.monotonic() + PATIENCE_S
+            while next(sent) < begin + MANY:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+
+        thread = threading.Thread(target=send, name="others")
+        thread.start()
+        try:
+            yield many
+        finally:
+            stopped.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("by", ["time", "restart"])
+def test_a_trace_beside_much_other_traffic_leaves_nothing_in_the_kernel(rome: Rome, by: str) -> None:
+    """The others' packets, by the same pod's link and the same uplink, are not told of; when it is over, the rules are those of before."""
+    rome.turn()
+    rome.forget_traces()
+    wanted = rome.session("shop", "stock", 1 if by == "time" else 600)
+    hosts = {host: rome.hosts[host] for host in wanted.hosts}
+    before = {host: each.run("nft", "-s", "list", "ruleset") for host, each in hosts.items()}
+    with recording(hosts) as recorder, busy("shop", "post") as many:
+        for wish in set(wanted.hosts.values()):
+            recorder.lend(wish)
+        assert all(map(is_traced, hosts.values()))
+        many()
+        assert echo("rome.pod.shop", PODS["stock"][0], recorder) == 1
+        if by == "restart":  # the other one may be over by now
+            assert verdicts(rome, wanted, recorder) == [("forward", "encrypted", 1), ("reply", "encrypted", 1)]
+            rome.forget_traces()
+        end = time.monotonic() + PATIENCE_S
+        while any(host.forget_traced() is not None for host in hosts.values()):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        many()
+        recorder.take()
+        told = [event for host, recorded in recorder.found.items() for event in flows(rome.plan(host), recorded)]
+        assert not any(PODS["post"][0] in (event.ip.source, event.ip.destination) for event in told if event.ip)
+    assert {host: each.run("nft", "-s", "list", "ruleset") for host, each in hosts.items()} == before
+    assert [host.differences(rome.plan(name)) for name, host in hosts.items()] == [[], []]
 
 
 def test_two_sessions_at_once_are_two_flows(rome: Rome) -> None:
