@@ -1,4 +1,4 @@
-"""What differs where the kernel is emulated: how much is tried by chance, and that seconds pass for what else takes milliseconds."""
+"""How much is tried by chance where the kernel is emulated."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 
 from tests.real_kernel.report import RESULTS_VARIABLE
 
-IS_EMULATED = RESULTS_VARIABLE in os.environ
-
 
 def examples(count: int) -> int:
     """So many examples of a property, but a tenth, two at least, in an emulated machine, which needs twenty times as long for each."""
-    return max(2, count // 10) if IS_EMULATED else count
+    return max(2, count // 10) if RESULTS_VARIABLE in os.environ else count
