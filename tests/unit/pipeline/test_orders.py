@@ -61,7 +61,7 @@ def test_what_is_expected_is_a_whole_mesh() -> None:
         assert sorted(having(*words)) == sorted(hosts), words
 
 
-@settings(max_examples=600)
+@settings(max_examples=1000)
 @given(order=orders(rests=st.booleans()))
 def test_any_order_leads_to_the_same_kernels(order: list[tuple[Said, bool]]) -> None:
     """Messages in any order, some of them twice and old ones late, with hosts that apply what is planned in between."""
