@@ -134,6 +134,7 @@ class Teller:
         self._kept: list[Trail] = []
         self._given_up = 0
         self._count = 0
+        self._points = 0
         self._newest_s = 0.0
         self._tally = Tally()
         self._at_once = form in ("compact", "json") and not filters.last and filters.since is None
@@ -192,6 +193,8 @@ class Teller:
             return EXIT_NOTHING
         if not found:
             note(f"{self._seen} packets of the flow were seen, none of those that the filters choose")
+        elif not self._points:
+            note(f"{self._seen} packets of the flow were seen, at no point that --node, --ip and --verdict choose")
         return EXIT_DIFFERENT if any(course.verdict in ("plaintext", "partial") for course in found) else 0
 
     def _nothing(self) -> str:
@@ -203,6 +206,7 @@ class Teller:
 
     def _show(self, found: list[Trail]) -> None:
         events = [(way, self._named(way, event)) for way, event in self._filters.points(judged(found))]
+        self._points += len(events)
         match self._form:
             case "compact":
                 for way, event in events:

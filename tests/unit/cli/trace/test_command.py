@@ -206,6 +206,16 @@ async def test_packets_that_the_filters_leave_out_were_seen(mesh: StubBroker, re
     assert "2 packets of the flow were seen, none of those that the filters choose" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["compact", "table", "json"])
+async def test_packets_of_which_no_point_is_shown_were_seen(mesh: StubBroker, recorded, capsys, form: str):
+    """An address that none of them has looks like a quiet flow otherwise."""
+    options = {"source": "rome/shop", "destination": "rome/stock", "output": form}
+    said = "2 packets of the flow were seen, at no point that --node, --ip and --verdict choose"
+    for address, is_said in (("192.0.2.99", True), ("10.200.1.10", False)):
+        assert await trace(**options, filters=Filters(ip=[address]), input_file=recorded["native"], nats=mesh) == 0  # type: ignore[arg-type]
+        assert (said in capsys.readouterr().err) == is_said
+
+
 @pytest.mark.parametrize("form", ["compact", "table", "json", "path"])
 async def test_nothing_seen_is_neither_good_nor_bad(mesh: StubBroker, capsys, tmp_path: Path, form: str):
     """An exit code of its own, and a word beside the result, also where that is for programs."""
