@@ -7,6 +7,7 @@ field for comes after its own: `nft`, `ct`, `mark`, `wg`, `corr`, `encryption`, 
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 from msgspec import Struct
@@ -206,6 +207,10 @@ class FlowEvent(
     corr: Correlation | None = None
     encryption: Encryption | None = None
     because: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """ValueError for a time that is none: events are put in order by it."""
+        datetime.fromisoformat(self.time)
 
     @property
     def outer(self) -> IP | None:

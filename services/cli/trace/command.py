@@ -239,11 +239,16 @@ def _addresses(texts: Iterable[str]) -> list[Address]:
 
 
 def _recorded(path: Path) -> list[FlowEvent]:
-    """The events in a file of flow messages, one a line: judged all together, however many. One that is told twice is one."""
+    """The events in a file of flow messages, one a line: judged all together, however many. One that is told twice is one.
+
+    Bytes until they are decoded, so that what is no text is named by its line, and no other character than a newline ends one.
+    """
     events: dict[str, FlowEvent] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
         try:
-            message = codec.decode(line.encode(), FlowMessage)
+            message = codec.decode(line, FlowMessage)
         except codec.DecodeError as error:
             msg = f"{path}, line {number}: {error}"
             raise Permanent(msg) from None

@@ -323,3 +323,33 @@ async def test_what_is_admitted_meanwhile_has_what_it_was_given(mesh: StubBroker
 
 def test_spans_of_time():
     assert [span_s(text) for text in ("30s", "5m", "500ms", "2", "1h")] == [30, 300, 0.5, 2, 3600]
+
+
+async def test_a_recording_is_read_whatever_ends_its_lines(mesh: StubBroker, recorded, capsys, tmp_path: Path):
+    """Blank lines are nothing, and a line separator in a word is no end of a line."""
+    known, strange = recorded["native"].read_bytes(), tmp_path / "strange.json"
+    first, _, rest = known.partition(b"\n")
+    named = first.replace(b'"Summary":"', '"Summary":"\u2028\x85'.encode(), 1)
+    assert named != first
+    strange.write_bytes(b"\n" + named + b"\r\n\n" + rest + b"\n")
+    code, out = await shown(capsys, mesh, strange)
+    assert code == 0
+    assert out.splitlines()[-1] == (await shown(capsys, mesh, recorded["native"]))[1].splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ((b'{"node_name"', b"\xff\xfe"), "line 2: not valid JSON"),
+        ((b'"time":"2', b'"time":"x2'), r"line 2: \$.flow: .*isoformat"),
+        ((b'"verdict":"FORWARDED"', b'"verdict":"\xff"'), "line 2: not valid JSON"),
+    ],
+)
+async def test_a_line_that_is_no_message_is_named(mesh: StubBroker, recorded, capsys, change: tuple[bytes, bytes], words: str):
+    """Also one that is no text, or whose time is none."""
+    lines = recorded["native"].read_bytes().splitlines()
+    assert change[0] in lines[1]
+    lines[1] = lines[1].replace(*change)
+    recorded["native"].write_bytes(b"\n".join(lines))
+    with pytest.raises(Permanent, match=words):
+        await shown(capsys, mesh, recorded["native"])
