@@ -19,16 +19,16 @@ from services.auditor.trace.verdicts import packet_verdict
 from services.cli.trace.ends import Only
 from services.runtime.errors import Permanent
 
-_SPAN = re.compile(r"(\d+)(ms|s|m|h)?")
+_SPAN = re.compile(r"([0-9]{1,9})(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
 _LAST_PORT = 65535
 
 
 def span_s(text: str) -> float:
-    """A span of time as people write it: 30s, 5m, 500ms; a bare number is seconds."""
+    """A span of time as people write it: 30s, 5m, 500ms; a bare number is seconds. Permanent for what is none, or too long to count."""
     found = _SPAN.fullmatch(text.strip())
     if found is None:
-        msg = f"{text!r} is no span of time; write it as 30s, 5m or 500ms"
+        msg = f"{text!r} is no span of time; write it as 30s, 5m or 500ms, without fractions, and with nine digits at most"
         raise Permanent(msg)
     return int(found[1]) * _UNITS[found[2]]
 
@@ -71,8 +71,9 @@ class Filters:
     def check(self) -> None:
         """Permanent for what can choose nothing, whatever is seen: it would look like a flow without such packets."""
         _prefixes(self.ip)
-        if self.since is not None:
-            span_s(self.since)
+        if self.since is not None and not span_s(self.since):
+            msg = f"--since {self.since}: more than 0, please"
+            raise Permanent(msg)
         for port in self.port:
             if not 1 <= port <= _LAST_PORT:
                 msg = f"--port {port}: between 1 and {_LAST_PORT}, please"
