@@ -12,6 +12,7 @@ from schemas.topology import Encryption, Marks, Overlay, WireguardSettings
 from services.cli.doctor import abilities, collisions
 from services.cli.doctor.check import Check, Role
 from services.cli.doctor.collisions import Plans
+from services.cli.numbers import Whole
 from services.cli.output import EXIT_ERROR, Output, default_format, emit, show_table
 from services.kernel.survey.gather import survey
 from services.planner import layout
@@ -25,9 +26,9 @@ OverlayName = Annotated[Overlay, Parameter(help="the overlay of this host's clus
 EncryptionName = Annotated[
     Encryption, Parameter(help="the encryption of a node's cluster: what it needs is then no warning, but a problem")
 ]
-Mask = Annotated[int, Parameter(help="the mask of the cluster's marks", show_default=hex)]
+Mask = Annotated[Whole, Parameter(help="the mask of the cluster's marks", show_default=hex)]
 Ports = Annotated[
-    list[int],
+    list[Whole],
     Parameter(
         name="--port",
         negative=(),

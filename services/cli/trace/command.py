@@ -19,6 +19,7 @@ from services.auditor.trace.carriers import seconds
 from services.auditor.trace.trails import Trail, Way
 from services.auditor.trace.verdicts import Tally, judged
 from services.cli import records
+from services.cli.numbers import Whole
 from services.cli.output import EXIT_DIFFERENT, EXIT_NOTHING, console, emit_line, note, show_table
 from services.cli.session import Nats
 from services.cli.trace import forms
@@ -43,7 +44,7 @@ Services = Annotated[
 For = Annotated[str, Parameter(name="--for", help="How long to look, at most 10m; the hosts forget it by then, whatever happens")]
 Follow = Annotated[bool, Parameter(help="Go on until interrupted, and give the answer then", negative=())]
 Sample = Annotated[
-    int, Parameter(help=f"Have hosts tell of one IPv4 packet of so many, each of the same ones; a power of two up to {TRACE_SAMPLE_MAX}")
+    Whole, Parameter(help=f"Have hosts tell of one IPv4 packet of so many, each of the same ones; a power of two up to {TRACE_SAMPLE_MAX}")
 ]
 Output = Annotated[
     Form | None, Parameter(help="compact: a line for each point; table; json: as Hubble's; path: hosts, and the ways between")

@@ -16,6 +16,7 @@ from schemas.values import Address, Prefix
 from services.auditor.trace.carriers import seconds
 from services.auditor.trace.trails import Trail, Way
 from services.auditor.trace.verdicts import packet_verdict
+from services.cli.numbers import Whole
 from services.cli.trace.ends import Only
 from services.runtime.errors import Permanent
 
@@ -33,7 +34,7 @@ def span_s(text: str) -> float:
     return int(found[1]) * _UNITS[found[2]]
 
 
-_Port = Annotated[list[int], Parameter(help="Only packets from or to this port, may be repeated", negative=())]
+_Port = Annotated[list[Whole], Parameter(help="Only packets from or to this port, may be repeated", negative=())]
 _Protocol = Annotated[list[TraceProtocol], Parameter(help="Only packets of this protocol, may be repeated", negative=())]
 _Encrypted = Annotated[bool, Parameter(help="Only packets that were encrypted on every way between two hosts", negative=())]
 _Unencrypted = Annotated[bool, Parameter(help="Only packets that went in clear between two hosts, on each way or on some", negative=())]
@@ -47,8 +48,8 @@ _Ip = Annotated[
     ),
 ]
 _Node = Annotated[list[str], Parameter(help="Only points of this host on the flow's way, CLUSTER/NAME, may be repeated", negative=())]
-_First = Annotated[int | None, Parameter(help="End after so many packets")]
-_Last = Annotated[int | None, Parameter(help="Show the last so many packets, at the end")]
+_First = Annotated[Whole | None, Parameter(help="End after so many packets")]
+_Last = Annotated[Whole | None, Parameter(help="Show the last so many packets, at the end")]
 _Since = Annotated[str | None, Parameter(help="Only packets of the last 5s, 2m, … of what was seen, at the end")]
 
 

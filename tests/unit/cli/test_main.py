@@ -33,6 +33,15 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         (("publish",), "name topology files"),
         (("publish", "examples/two-clusters.yaml", "--wait-s", "-1"), "Must be >= 0"),
         (("nope",), "nope"),
+        *(
+            (("trace", "--from", "rome/shop", "--to", "rome/stock", option, "442.5"), f"{option}: '442.5' is no whole number")
+            for option in ("--first", "--last", "--sample")
+        ),
+        (("doctor", "--marks", "1.5"), "--marks: '1.5' is no whole number"),
+        *(
+            (command, 'Invalid value for --port: unable to convert "442.5" into int')
+            for command in (("trace", "--from", "x", "--to", "y", "--port", "80", "--port", "442.5"), ("doctor", "--port", "442.5"))
+        ),
         (("get", "Foo", "--nats-url", "nats://127.0.0.1:1"), "the kinds are"),
         (("plan", "-f", "{folder}"), "Is a directory"),
         (("plan", "-f", "{folder}/none.yaml"), "No such file"),
