@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
-from typing import NoReturn
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator
+from typing import Any, NoReturn
 
 from schemas import codec, subjects
 from schemas.flow import FlowMessage
@@ -35,38 +35,36 @@ async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncGene
     loop = asyncio.get_running_loop()
     seconds_asked = next(iter(wanted.hosts.values())).seconds
     stream, inbox = Stream(wanted), Inbox()
-    with _interrupts(are_taken=follow) as is_interrupted:
+    with _interrupts(are_taken=follow) as interrupted:
         try:
             async with _listening(broker, wanted.hosts, inbox) as listening:
-                await _ask(broker, wanted)
+                await _unless(interrupted, _ask(broker, wanted))
                 end_s = again_s = loop.time() + seconds_asked
-                while not is_interrupted() and (follow or loop.time() < end_s + _LATE_S):
+                while not interrupted.is_set() and (follow or loop.time() < end_s + _LATE_S):
                     await asyncio.sleep(_TICK_S)
-                    for message in inbox.take():
-                        _note_lost(message)
-                        if message.flow is not None:
-                            stream.add(message.flow, loop.time())
+                    _take(inbox, stream, loop.time())
                     if found := stream.complete(loop.time()):
                         yield found
-                    if follow and loop.time() > again_s - seconds_asked / 2 and not is_interrupted():
-                        await _ask(broker, wanted)
+                    if follow and loop.time() > again_s - seconds_asked / 2 and not interrupted.is_set():
+                        await _unless(interrupted, _ask(broker, wanted))
                         again_s = loop.time() + seconds_asked
                     for ended in (task for task in listening if task.done()):
                         ended.result()
+                _take(inbox, stream, loop.time())
             yield stream.complete(loop.time(), all_of_them=True)
         finally:
             _note_missing(inbox, stream)
 
 
 @contextlib.contextmanager
-def _interrupts(*, are_taken: bool) -> Iterator[Callable[[], bool]]:
-    """Whether somebody has interrupted while the body ran; where they are not taken, an interrupt ends the command as any other."""
+def _interrupts(*, are_taken: bool) -> Iterator[asyncio.Event]:
+    """Set once somebody has interrupted while the body ran; where they are not taken, an interrupt ends the command as any other."""
     interrupted, loop = asyncio.Event(), asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in ((signal.SIGINT, signal.SIGTERM) if are_taken else ())}
     for number in before:
         loop.add_signal_handler(number, interrupted.set)
     try:
-        yield interrupted.is_set
+        yield interrupted
     finally:
         for number, handler in before.items():
             loop.remove_signal_handler(number)
@@ -92,6 +90,27 @@ async def _listening(broker: Broker, hosts: Iterable[HostId], inbox: Inbox) -> A
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _take(inbox: Inbox, stream: Stream, now_s: float) -> None:
+    """Have all that was heard in the stream, and say what hosts lost."""
+    for message in inbox.take():
+        _note_lost(message)
+        if message.flow is not None:
+            stream.add(message.flow, now_s)
+
+
+async def _unless(interrupted: asyncio.Event, asking: Coroutine[Any, Any, None]) -> None:
+    """Wait for the hosts' answers, but no longer than until an interrupt: each silent host takes seconds. Raises what asking does."""
+    tasks = asked, _ = asyncio.create_task(asking), asyncio.create_task(interrupted.wait())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            asked.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _ask(broker: Broker, wanted: Session) -> None:

@@ -209,3 +209,20 @@ async def test_an_interrupt_ends_what_is_followed_with_its_answer(mesh: StubBrok
     assert capsys.readouterr().out.splitlines()[-1] == "rome/shop ↔ rome/stock: partial (→ encrypted, ← plaintext)"
     assert signal.getsignal(signal.SIGINT) == before
     assert [task for task in asyncio.all_tasks() if task.get_name() == "flows"] == []
+
+
+async def test_an_interrupt_does_not_wait_for_a_silent_host(answering: StubBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the others told by then is the answer."""
+    ask, before = answering.request, signal.getsignal(signal.SIGINT)
+
+    async def request(subject: str, data: bytes, timeout_s: float) -> bytes:
+        answer = await ask(subject, data, timeout_s)
+        if subject == subjects.command("rome", "worker-2", "trace"):
+            assert signal.getsignal(signal.SIGINT) != before, "it would end the tests"
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.Event().wait()
+        return answer
+
+    monkeypatch.setattr(answering, "request", request)
+    assert await asyncio.wait_for(traced(answering, follow=True, output="compact"), 5) == 0
+    assert signal.getsignal(signal.SIGINT) == before
