@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import structlog
 
+from services.runtime import tasks
 from services.runtime.errors import Conflict, MeshmarkError, OutcomeUnknown, Permanent, Waiting
 
 APPLIER = "\0meshmark-applier"
@@ -68,9 +69,7 @@ async def serving(handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
         async with server:
             yield
     finally:
-        for task in answering:
-            task.cancel()
-        await asyncio.gather(*answering, return_exceptions=True)
+        await tasks.end(answering)
 
 
 async def ask(verb: str, body: bytes = b"", timeout_s: float = 600.0) -> bytes:

@@ -19,6 +19,7 @@ from schemas.topology import Pod, PublicKey
 from schemas.values import FAMILIES, IPV4, Address, Family
 from services.applier.newcomers import NewcomerWatch
 from services.planner.state import HostId
+from services.runtime import tasks
 from tests.encryption import wire
 from tests.encryption.conftest import Made
 from tests.encryption.site import PORT, UPLINK, Mode, Site
@@ -220,9 +221,7 @@ async def watched_newcomers(site: Site) -> AsyncIterator[Callable[[], None]]:
     try:
         yield have_turned
     finally:
-        for task in watching:
-            task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
+        await tasks.end(watching)
 
 
 def peers(site: Site) -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ import contextlib
 import socket
 
 from services.cli.lab import namespaces
+from services.runtime import tasks
 
 _CHUNK_BYTES = 256 * 1024
 _HOME = "127.0.0.1"
@@ -35,9 +36,7 @@ class Relay:
             self._listener.close()
             return
         self._server.close()
-        for task in tuple(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await tasks.end(self._connections)
         await self._server.wait_closed()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,6 +15,7 @@ from services.cli.output import note
 from services.cli.trace.ends import Session
 from services.cli.trace.stream import Inbox, Stream
 from services.planner.state import HostId
+from services.runtime import tasks
 from services.runtime.broker import Broker
 from services.runtime.errors import MeshmarkError, Transient
 from services.runtime.messages import Message
@@ -83,13 +84,11 @@ async def _listening(broker: Broker, hosts: Iterable[HostId], inbox: Inbox) -> A
             msg = f"{host} is not heard any more: the subscription ended; trace again"
             raise Transient(msg)
 
-        tasks = [asyncio.create_task(pump(*each), name="flows") for each in heard]
+        pumps = [asyncio.create_task(pump(*each), name="flows") for each in heard]
         try:
-            yield tasks
+            yield pumps
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await tasks.end(pumps)
 
 
 def _take(inbox: Inbox, stream: Stream, now_s: float) -> None:
@@ -102,15 +101,13 @@ def _take(inbox: Inbox, stream: Stream, now_s: float) -> None:
 
 async def _unless(interrupted: asyncio.Event, asking: Coroutine[Any, Any, None]) -> None:
     """Wait for the hosts' answers, but no longer than until an interrupt: each silent host takes seconds. Raises what asking does."""
-    tasks = asked, _ = asyncio.create_task(asking), asyncio.create_task(interrupted.wait())
+    waiting = asked, _ = asyncio.create_task(asking), asyncio.create_task(interrupted.wait())
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
             asked.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await tasks.end(waiting)
 
 
 async def _ask(broker: Broker, wanted: Session) -> None:
