@@ -39,6 +39,10 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ),
         (("doctor", "--marks", "1.5"), "--marks: '1.5' is no whole number"),
         *(
+            (("doctor", "--marks", text), f"--marks: '{text}' is no whole number")
+            for text in ("4e-1", "1e3", "inf", "0x1.8p1", "\u0663", "")
+        ),
+        *(
             (command, 'Invalid value for --port: unable to convert "442.5" into int')
             for command in (("trace", "--from", "x", "--to", "y", "--port", "80", "--port", "442.5"), ("doctor", "--port", "442.5"))
         ),
