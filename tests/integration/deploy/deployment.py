@@ -174,8 +174,7 @@ class Deployment:
         etc, sockets, state = folder / "etc", folder / "wireguard", folder / "state"
         for made in (etc, sockets, state):
             made.mkdir(parents=True)
-        mounts = {"/etc/meshmark": etc, "/run/wireguard": sockets, "/var/lib/meshmark": state}
-        mounts |= {str(TUN): TUN} if TUN.exists() else {}
+        mounts = {"/etc/meshmark": etc, "/run/wireguard": sockets, "/var/lib/meshmark": state, str(TUN): TUN}
         for service, port in (("applier", 9464), ("auditor", 9465)):
             written = self.folder / "data" / "broker" / "creds" / f"{host_user(service, cluster, name)}.json"
             (etc / f"{service}.json").touch(mode=0o600)

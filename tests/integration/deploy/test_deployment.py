@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.kernel.uapi import decode_device
-from tests.integration.deploy.deployment import STOP_S, TUN, Container, Deployment
+from tests.integration.deploy.deployment import STOP_S, Container, Deployment
 from tests.topologies import two_clusters
 
 pytestmark = [pytest.mark.privileged, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -19,7 +19,6 @@ ONLY_NET_ADMIN = f"{1 << 12:016x}"
 NODE, GATEWAY, FAR_GATEWAY = "rome/worker-1", "rome/gateway", "milan/gateway"
 HOSTS = {NODE: "172.18.0.11", GATEWAY: "172.18.0.10", FAR_GATEWAY: "172.18.1.10"}
 TABLE = "meshmark.rome.rome-milan"
-with_tunnels = pytest.mark.skipif(not TUN.exists(), reason=f"no {TUN}: wireguard-go cannot make a device")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,7 @@ def test_a_node_gets_its_plan(node: Deployment):
     report = node.report(NODE)
     assert report.outcome == "applied"
     assert {unit.held == unit.wanted for unit in report.units} == {True}
-    assert report.capabilities.wireguard == ("userspace" if TUN.exists() else "none")
+    assert report.capabilities.wireguard == "userspace"
 
     assert "10.61.0.0/16" in node.outside(NODE, "nft", "list", "set", "inet", TABLE, "remote")
     assert "900:\tfrom all lookup 7010 proto 77" in node.outside(NODE, "ip", "rule")
@@ -131,7 +130,6 @@ def test_services_end_when_told_leave_the_kernel_alone_and_start_again(node: Dep
     assert held(node) == before
 
 
-@with_tunnels
 def test_gateways_join_their_tunnels_by_wireguard_go_with_the_same_right(gateways: Deployment):
     """Both ends made a key, learned the other's by way of the planner, and shook hands on every tunnel."""
     for host in (GATEWAY, FAR_GATEWAY):
@@ -141,7 +139,6 @@ def test_gateways_join_their_tunnels_by_wireguard_go_with_the_same_right(gateway
     assert gateways.drift(GATEWAY) == []
 
 
-@with_tunnels
 def test_tunnels_of_wireguard_go_end_with_the_applier_and_come_back_with_it(gateways: Deployment):
     applier = gateways.containers[f"applier {FAR_GATEWAY}"]
     gateways.wait(lambda: all(handshakes(gateways, FAR_GATEWAY)), "handshakes")
