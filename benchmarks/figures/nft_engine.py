@@ -202,37 +202,35 @@ def _one_rule(kernel: Kernel) -> Result:
         NftChain(_TABLE, "rules", (*rules[:middle], planned_rule(number), *rules[middle + 1 :]), "filter", "forward", 0)
         for number in (_CHAIN, _CHAIN + 4)
     ]
-    plan = keyed([NftTable(_TABLE), chains[0]])
-    kernel.native.commit(changes({}, plan), _MARKER)
-    batch, away = [Change(chains[0], chains[1])], [Change(chains[1], chains[0])]
-    ways: dict[str, Callable[[], Took]] = {
-        "engine": _with(kernel.by_engine, batch),
-        "kernel": lambda: kernel.by_kernel(replacing(chains[1], middle, kernel.handles("rules")[middle])),
-        "kernel, chain anew": _with(kernel.by_kernel, encoded(batch)),
-        "nft -f": _with(kernel.by_nft, batch_text(batch, _MARKER)),
-        "libnftables": _with(kernel.by_library, batch),
-    }
-    samples = in_turns(ways, 15, lambda _: kernel.take_back(away))
-    kernel.take_back(changes(plan, {}))
-    return summed(f"nft-rule-in-{_CHAIN}", samples, _OVER_KERNEL * wall_ms(samples, "kernel"))
+
+    def replaced() -> Took:
+        return kernel.by_kernel(replacing(chains[1], middle, kernel.handles("rules")[middle]))
+
+    return _changed(kernel, f"nft-rule-in-{_CHAIN}", [chains[0]], Change(*chains), replaced)
 
 
 def _one_chain(kernel: Kernel) -> Result:
     """All rules of one chain of many change. Floor: the chain emptied and filled again, encoded beforehand."""
-    plan = keyed([NftTable(_TABLE), *(_part(number, number) for number in range(_CHAINS))])
-    kernel.native.commit(changes({}, plan), _MARKER)
+    chains = [_part(number, number) for number in range(_CHAINS)]
     middle = _CHAINS // 2
-    before, after = _part(middle, middle), _part(middle, _CHAINS)
-    batch, away = [Change(before, after)], [Change(after, before)]
+    return _changed(kernel, f"nft-chain-in-{_CHAINS * _CHAIN_RULES}", chains, Change(chains[middle], _part(middle, _CHAINS)))
+
+
+def _changed(kernel: Kernel, name: str, chains: Sequence[NftChain], change: Change, floor: Callable[[], Took] | None = None) -> Result:
+    """One of these chains changes. The kernel's own way is the chain anew; where there is a `floor`, that stands beside it."""
+    plan = keyed([NftTable(_TABLE), *chains])
+    kernel.native.commit(changes({}, plan), _MARKER)
+    batch, away = [change], [change.inverse()]
+    anew = _with(kernel.by_kernel, encoded(batch))
     ways: dict[str, Callable[[], Took]] = {
         "engine": _with(kernel.by_engine, batch),
-        "kernel": _with(kernel.by_kernel, encoded(batch)),
+        **({"kernel": floor, "kernel, chain anew": anew} if floor else {"kernel": anew}),
         "nft -f": _with(kernel.by_nft, batch_text(batch, _MARKER)),
         "libnftables": _with(kernel.by_library, batch),
     }
     samples = in_turns(ways, 15, lambda _: kernel.take_back(away))
     kernel.take_back(changes(plan, {}))
-    return summed(f"nft-chain-in-{_CHAINS * _CHAIN_RULES}", samples, _OVER_KERNEL * wall_ms(samples, "kernel"))
+    return summed(name, samples, _OVER_KERNEL * wall_ms(samples, "kernel"))
 
 
 # What is written -----------------------------------------------------------------------------------------------------------------------
