@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.host_objects import HOST_TABLE, NftElement, NftSet, NftTable, Route, VxlanLink, WireguardLink, WireguardPeer
+from schemas.host_objects import NftElement, Route, VxlanLink, WireguardLink, WireguardPeer
 from schemas.plan import Entry, HostPlan, unit_tag
 from schemas.values import Key, Name, Prefix
 from services.applier.core import Applier
@@ -44,24 +44,6 @@ def test_a_failing_batch_leaves_the_old_state() -> None:
     report = applier(host, lambda change: Permanent("bad element") if change.new == element else None).apply(FIRST, 1, 1)
     assert report.outcome == "degraded"
     assert all(isinstance(item, Route) and item.is_guard for item in host.objects.values())
-
-
-@pytest.mark.parametrize("refused", ["its own", "the shared one"])
-def test_a_refused_nftables_object_stops_the_units_that_hold_it(refused: str) -> None:
-    """Two units share a table; the batch is refused for one object: the units that hold this one fail and name it, no other does."""
-    shared, own, others = (NftTable(name) for name in (HOST_TABLE, "meshmark.one", "meshmark.two"))
-    units = {
-        "one": {item.key: Entry(item, ()) for item in (shared, own, NftSet(own.name, "s", "ipv4_addr"))},
-        "two": {item.key: Entry(item, ()) for item in (shared, others)},
-    }
-    culprit = NftSet(own.name, "s", "ipv4_addr") if refused == "its own" else shared
-    host = FakeHost()
-    report = applier(host, lambda change: Permanent("no") if change.new == culprit else None).apply(
-        HostPlan(FIRST.cluster, FIRST.host, units), 1, 1
-    )
-    told = {unit.unit: unit.error for unit in report.units if unit.outcome == "degraded"}
-    assert told == dict.fromkeys(["one"] if refused == "its own" else ["one", "two"], f"{culprit.key}: no")
-    assert set(host.objects) == ({shared.key, others.key} if refused == "its own" else set())
 
 
 def test_other_units_go_on() -> None:
