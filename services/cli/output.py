@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -23,6 +25,7 @@ EXIT_ERROR = 1
 EXIT_DIFFERENT = 2
 EXIT_NOTHING = 3
 """Nothing was seen that could be judged."""
+_UNFOLDED = 10_000
 _LINE_MAX = 2000
 _SHOWN = 300
 
@@ -52,13 +55,22 @@ def emit_line(value: object) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; cells may hold rich markup. What is too wide for the terminal is folded, but for hosts' names."""
+    """Print a table; cells may hold rich markup.
+
+    What is too wide for the terminal is folded, but for hosts' names. Into a pipe or a file a row is a line, unless COLUMNS says how wide.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column == "HOST")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        console.print(table)
+        return
+    wide = Console(highlight=False, width=_UNFOLDED)
+    with wide.capture() as printed:
+        wide.print(table)
+    sys.stdout.write(re.sub(" +$", "", printed.get(), flags=re.MULTILINE))
 
 
 def fail(text: str) -> None:
