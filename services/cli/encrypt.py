@@ -12,14 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.markup import escape
 
-from schemas import codec, subjects
+from schemas import codec
 from schemas.commands import EncryptionNow, PeerNow, PointNow
 from schemas.drift import PLAINTEXT, DriftEvent
 from schemas.topology import Gateway, Node, StrictMode, Topology
 from schemas.values import wire_name
 from services.cli import records
 from services.cli.far_ends import FarEnd, Part, far_ends, part, said
-from services.cli.hosts import HostName, choose, parse_host
+from services.cli.hosts import HostName, asked, choose, parse_host
 from services.cli.key_change import KeyChange, under_way
 from services.cli.output import EXIT_DIFFERENT, Output, console, default_format, emit, show_table
 from services.cli.session import Nats
@@ -31,7 +31,6 @@ encrypt = App(name="encrypt", help="Encryption between the nodes of a cluster.")
 
 HostState = Part | Literal["silent"]
 _COLOURS: dict[HostState, str] = {"encrypts": "green", "optedOut": "yellow", "noKey": "yellow", "off": "dim", "silent": "red"}
-_ANSWER_S = 5.0
 _AT_ONCE = 32
 _AGAIN_S = 1.0
 """How long after the first look the second one is, at nodes that let something out in clear some time."""
@@ -152,7 +151,7 @@ async def _asked(broker: Broker, hosts: list[HostEncryption], alerts: list[Drift
             return _with(one, None, own)
         try:
             async with free:
-                answer = await broker.request(subjects.command(one.cluster, one.host, "encryption"), b"", _ANSWER_S)
+                answer = await asked(broker, HostId(one.cluster, one.host), "encryption")
             return _with(one, codec.decode(answer, EncryptionNow), own)
         except (MeshmarkError, codec.DecodeError) as error:
             return _with(one, None, own, str(error))

@@ -8,8 +8,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from schemas import subjects
 from services.planner.state import HostId
-from services.runtime.errors import Permanent
+from services.runtime.broker import Broker
+from services.runtime.errors import OutcomeUnknown, Permanent, Transient
 
 _NAMED = 8
 
@@ -34,6 +36,15 @@ def choose(known: Collection[HostId], text: str | None) -> list[HostId]:
         msg = f"no host {host}; {near(str(host), [str(one) for one in sorted(known)])}"
         raise Permanent(msg)
     return [host]
+
+
+async def asked(broker: Broker, host: HostId, command: str, answer_s: float = 5.0) -> bytes:
+    """What a host's applier answers to a command that changes nothing: Transient when it is silent for that long, else as the broker."""
+    try:
+        return await broker.request(subjects.command(*host, command), b"", answer_s)
+    except OutcomeUnknown as error:
+        msg = f"the applier of {host} does not answer within {answer_s:g} s; it is busy, or stands still: see its log"
+        raise Transient(msg) from error
 
 
 def near(text: str, known: Sequence[str]) -> str:

@@ -10,11 +10,11 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from rich.markup import escape
 
-from schemas import codec, subjects
+from schemas import codec
 from schemas.plan import HostPlan, diff_units
 from schemas.topology import PublicKey, Topology
 from services.cli import files, records
-from services.cli.hosts import HostName, choose
+from services.cli.hosts import HostName, asked, choose
 from services.cli.output import EXIT_DIFFERENT, Format, console, emit
 from services.cli.render import plan_text
 from services.cli.session import Nats
@@ -124,7 +124,7 @@ async def _from_running(broker: Broker, host: HostId, wanted: HostPlan | None) -
     held = current.plan if current else None
     lines = _between(held, wanted)
     try:
-        answer = await broker.request(subjects.command(*host, "diff"), b"", _ANSWER_S)
+        answer = await asked(broker, host, "diff", _ANSWER_S)
     except MeshmarkError as error:
         # The kernel of a host that holds nothing and is to hold nothing is nobody's business: its machine may be gone.
         if (held and held.units) or (wanted and wanted.units):
