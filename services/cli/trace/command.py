@@ -31,6 +31,7 @@ from services.runtime.errors import Permanent
 
 Form = Literal["compact", "table", "json", "path"]
 
+_FOR = "30s"
 _TRAILS_MAX = 5000
 _NO_FILTERS = Filters()
 
@@ -41,7 +42,10 @@ Services = Annotated[
     list[str] | None,
     Parameter(name="--service", help="Address by which --from dials --to, as a service's; may be given several times", negative=()),
 ]
-For = Annotated[str, Parameter(name="--for", help="How long to look, at most 10m; the hosts forget it by then, whatever happens")]
+For = Annotated[
+    str | None,
+    Parameter(name="--for", help=f"How long to look, at most 10m; the hosts forget it by then, whatever happens [default: {_FOR}]"),
+]
 Follow = Annotated[bool, Parameter(help="Go on until interrupted, and give the answer then", negative=())]
 Sample = Annotated[
     Whole, Parameter(help=f"Have hosts tell of one IPv4 packet of so many, each of the same ones; a power of two up to {TRACE_SAMPLE_MAX}")
@@ -63,7 +67,7 @@ async def trace(
     destination: To,
     cluster: ClusterName = None,
     service: Services = None,
-    duration: For = "30s",
+    duration: For = None,
     follow: Follow = False,
     sample: Sample = 1,
     output: Output = None,
@@ -95,7 +99,11 @@ async def trace(
     ```
     """
     form = output or ("compact" if sys.stdout.isatty() else "json")
-    seconds = span_s(duration)
+    of_hosts = (("--follow", follow), ("--for", duration is not None), ("--sample", sample != 1))
+    if input_file is not None and (given := [option for option, is_given in of_hosts if is_given]):
+        msg = f"{', '.join(given)}: for hosts that are asked, and --input-file asks none; leave out one or the other"
+        raise Permanent(msg)
+    seconds = span_s(_FOR if duration is None else duration)
     if not 1 <= seconds <= TRACE_SECONDS_MAX:
         msg = f"--for {duration}: between 1s and {TRACE_SECONDS_MAX // 60}m, please; --follow goes on for longer"
         raise Permanent(msg)

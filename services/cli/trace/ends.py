@@ -112,7 +112,7 @@ def session(
     """
     source, destination = names
     if cluster is not None and cluster not in state.clusters:
-        msg = f"no cluster {cluster}; {near(cluster, sorted(state.clusters))}"
+        msg = f"no cluster {cluster!r}; {near(cluster, sorted(state.clusters))}"
         raise Permanent(msg)
     for name, what in _lacking(state, allocations):
         msg = f"{name} has no {what} yet, or no more: the topology changes; trace again in a moment"
@@ -192,7 +192,7 @@ def _named(state: State, allocations: Allocations, name: str, cluster: str | Non
         own = tuple(_senders(state, allocations, host)) if isinstance(host, Node) else ()
         return End(f"{home}/{rest}", _host(host), HostId(home, host.name), (*host.addresses, *own))
     known = sorted(f"{of}/{each}" for of in state.clusters for each in (*state.pods[of], *state.nodes[of], *state.gateways[of]))
-    msg = f"no pod, host or address {name}; {near(name, known)}"
+    msg = f"no pod, host or address {name!r}; {near(name, known)}"
     raise Permanent(msg)
 
 

@@ -1,6 +1,8 @@
-"""The cluster whose flows are traced."""
+"""The cluster whose flows are traced, and recordings of them."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from services.planner.allocate import Allocations
 from services.planner.state import State
 from tests.topologies import encrypting
 from tests.unit.cli.broker import StubBroker
+from tests.unit.cli.trace.said import messages
 
 
 @pytest.fixture
@@ -20,3 +23,13 @@ def mesh(broker: StubBroker) -> StubBroker:
     for place in allocations.take_changes():
         broker.put(subjects.allocation(*place), codec.encode(allocations.value(*place)))
     return broker
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> dict[str, Path]:
+    """Files as ``--output json`` writes them."""
+    found = {}
+    for name in ("native", "reply-in-clear", "dropped"):
+        found[name] = tmp_path / f"{name}.json"
+        found[name].write_bytes(b"".join(codec.encode(message) + b"\n" for message in messages(name)))
+    return found
