@@ -51,10 +51,10 @@ class Hop(Struct, frozen=True):
     source: str
     destination: str
     verdict: Encryption
-    encrypted: int = 0
-    plaintext: int = 0
-    unknown: int = 0
-    partial: int = 0
+    encrypted: int
+    plaintext: int
+    unknown: int
+    partial: int
 
 
 class Course(Struct, frozen=True):
