@@ -40,7 +40,7 @@ def wrapped(node: str, ms: int, group: str = "a", **more: object) -> FlowEvent:
     """An overlay packet of which is known what is inside, leaving one host and coming to the other."""
     made = at("TO_NETWORK" if node == HERE else "FROM_NETWORK", node, ms, group)
     tunnel = Tunnel("VXLAN", IP("192.0.2.1", "192.0.2.2", "IPv4"), Layer4(), 77, 134)
-    return replace(made, tunnel=tunnel, uuid=f"{made.uuid} wrapped", **more)
+    return replace(made, **{"tunnel": tunnel, "uuid": f"{made.uuid} wrapped", **more})
 
 
 def _forward(event: FlowEvent) -> tuple[Way, ...]:

@@ -71,6 +71,16 @@ def test_equal_addresses_of_both_ends_are_told_apart_by_the_packets_other_points
     assert (trail.way, len(trail.seen)) == ("reply", 2)
 
 
+def test_a_packet_that_shows_its_way_goes_that_way_whatever_an_equal_one_does() -> None:
+    """As of UDP between equal ports, whose answer has the same headers."""
+
+    def ways(event: FlowEvent) -> tuple[Way, ...]:
+        return ("forward",) if event.node_name == HERE else ("reply",)
+
+    both = trails([at("FROM_ENDPOINT"), at("FROM_ENDPOINT", THERE, 1)], ways, (HERE, THERE))
+    assert [(trail.way, trail.nodes()) for trail in both] == [("forward", [HERE]), ("reply", [THERE])]
+
+
 def test_an_overlay_packet_is_found_by_what_is_inside() -> None:
     """Not the neighbour of the same length that is nearer; what is inside is not taken for the packet itself."""
     (trail,) = found(
@@ -89,6 +99,21 @@ def test_a_shown_packet_of_others_does_not_keep_one_that_was_not_shown_from_bein
     blind = replace(wrapped(HERE, 3), ip=None, l4=None, corr=None, length=134)
     (trail,) = found(at("TO_OVERLAY"), wrapped(HERE, 1, "b"), blind)
     assert [(link.event.uuid, link.corr.method) for link in trail.outer] == [(blind.uuid, "order and length")]
+
+
+def test_fragments_in_overlay_packets_that_were_not_shown_say_how_they_were_found() -> None:
+    """By order and the lengths of all of them."""
+    tunnel = wrapped(HERE, 1).tunnel
+    assert tunnel is not None
+    blind = [
+        wrapped(HERE, 1 + place, ip=None, l4=None, corr=None, tunnel=replace(tunnel, length=length + 50))
+        for place, length in enumerate((1364, 684))
+    ]
+    (trail,) = found(at("TO_OVERLAY", length=2028), *blind)
+    assert [(link.event.outer_length, link.corr.method) for link in trail.outer] == [
+        (1414, "order and lengths of fragments"),
+        (734, "order and lengths of fragments"),
+    ]
 
 
 def test_a_host_that_dropped_what_the_packet_was_in_is_on_its_way() -> None:
