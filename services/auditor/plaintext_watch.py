@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -19,6 +19,7 @@ from services.auditor.totals import Totals
 from services.kernel.headers import ICMP, ICMPV6, SCTP, TCP, UDP, Packet
 from services.kernel.nflog import NflogSource, Shown, inner_of, packet_of
 from services.kernel.port import Kernel
+from services.runtime import tasks
 from services.runtime.errors import MeshmarkError
 from services.runtime.plans import Update
 from services.runtime.service import Context
@@ -151,16 +152,15 @@ class PlaintextWatch:
         self._context.metrics.drift_open.labels("plaintext").set(self._alerts.open)
 
 
-async def _first_of(*works: Awaitable[object]) -> None:
+async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
     """Run until one of them ends."""
-    tasks = [asyncio.ensure_future(work) for work in works]
+    begun = [asyncio.create_task(work) for work in works]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
+        await tasks.end(begun)
 
 
 def clear_packet(point: Point, item: Shown, outer: Packet, by: Watched) -> ClearPacket:

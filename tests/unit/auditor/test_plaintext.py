@@ -96,6 +96,21 @@ def test_it_stays_open_while_more_are_counted_than_shown() -> None:
     assert [event.state for event in due(made, SETTLED_S + 29 + QUIET_S)] == ["resolved"]
 
 
+def test_what_is_held_back_is_pending_until_it_is_told_or_excused() -> None:
+    """Whoever looks whether the kernel is at the plan does so then, and for no alert that is open."""
+    made = alerts()
+    assert (made.pending, made.open) == (False, 0)
+    see(made, SETTLED_S)
+    assert (made.pending, made.open) == (True, 0)
+    due(made, SETTLED_S + 1)
+    assert (made.pending, made.open) == (False, 1)
+    follow(made, SETTLED_S + 2)
+    made.saw(IN, replace(packet(), direction="in"), THEIRS, SETTLED_S + 2)
+    assert (made.pending, made.open) == (True, 1)
+    due(made, SETTLED_S + 3, settled=False)
+    assert (made.pending, made.open) == (False, 1)
+
+
 def test_keys_that_have_just_come_are_no_leak() -> None:
     """Two nodes learn of each other's keys at different moments; what goes in clear between them then is no alert."""
     made = alerts()

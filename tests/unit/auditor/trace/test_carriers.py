@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from schemas.flow import IP, EventType, FlowEvent, Layer4, Tunnel
+from schemas.flow import IP, Correlation, EventType, FlowEvent, Layer4, Tunnel
 from schemas.values import Address
-from services.auditor.trace.carriers import carrying, holding, may_carry
+from services.auditor.trace.carriers import Carriers, carrying, holding, may_carry
 from services.auditor.trace.groups import inner_group, is_piece, piece_group, pieces_of
 from services.kernel.headers import UDP, Packet
 
@@ -25,7 +25,7 @@ def outer(kind: str, carried: int) -> FlowEvent:
     return sized(carried + OVERHEAD[kind])
 
 
-@pytest.mark.parametrize("length,carried", [(84, 96), (96, 96), (1420, 1420), (1413, 1420), (1411, 1420 - 4)])
+@pytest.mark.parametrize("length,carried", [(84, 96), (96, 96), (81, 96), (97, 112), (1420, 1420), (1413, 1420), (1411, 1420 - 4)])
 def test_wireguard_pads_but_not_beyond_its_mtu(length: int, carried: int) -> None:
     """To a multiple of 16; a device of 1420 has room for 12 bytes after the last one."""
     assert may_carry("wireguard", outer("wireguard", carried), length)
@@ -66,6 +66,18 @@ def test_where_a_fragment_is_missing_nothing_is_said() -> None:
     """The others may be somebody else's. Nor is a small packet taken for the first of many."""
     assert carrying("wireguard", sized(3028), [outer("wireguard", 1420), outer("wireguard", 240)]) == ()
     assert carrying("wireguard", sized(300), [outer("wireguard", 96), outer("wireguard", 96), outer("wireguard", 96)]) == ()
+
+
+def test_an_outer_packet_is_one_packets_on_each_host() -> None:
+    """By its number it is found on other hosts, not on its own, and once."""
+    sent, came, others = (
+        replace(outer("wireguard", 96), node_name=node, uuid=node, corr=Correlation(number, "wireguard-counter", "exact"))
+        for node, number in (("one", "7"), ("two", "7"), ("three", "8"))
+    )
+    there = Carriers("wireguard", [sent, came, others])
+    assert there.same(sent) == [came]
+    assert there.same(sent) == []
+    assert there.same(others) == []
 
 
 HERE, THERE = Address("10.0.0.1"), Address("10.0.0.2")
