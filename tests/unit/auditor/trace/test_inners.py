@@ -9,7 +9,7 @@ import pytest
 from schemas.host_objects import TRACE_PREFIX, TRACE_TABLE
 from services.auditor.trace.inners import Inners
 from services.kernel.nflog import Shown
-from services.kernel.nftrace import TraceEvent, TraceVerdict
+from services.kernel.nftrace import TraceEvent, TraceKind, TraceVerdict
 
 UDP_HEAD = struct.pack(">HHHH", 5000, 6081, 0, 0)
 NOW_S = 1000.0
@@ -24,10 +24,17 @@ def network(ident: int = 1, options: bytes = b"") -> bytes:
 IPV6_NETWORK = b"\x60\0\0\0\0\x50\x11\x40" + bytes(32)
 
 
-def told(data: bytes, header_bytes: int = 20, chain: str = "arriving", verdict: TraceVerdict = "accept", **more: str) -> TraceEvent:
+def told(
+    data: bytes,
+    header_bytes: int = 20,
+    chain: str = "arriving",
+    verdict: TraceVerdict = "accept",
+    *,
+    kind: TraceKind = "rule",
+    table: str = TRACE_TABLE,
+) -> TraceEvent:
     """What is told of a packet: 40 bytes from the network header on, and 20 behind it."""
-    table = more.get("table", TRACE_TABLE)
-    return TraceEvent(7, 1, table, chain, "rule", verdict, network=data[:40], transport=data[header_bytes : header_bytes + 20])
+    return TraceEvent(7, 1, table, chain, kind, verdict, network=data[:40], transport=data[header_bytes : header_bytes + 20])
 
 
 def shown(data: bytes, *, leaves: bool = False, lost: int = 0, prefix: str = TRACE_PREFIX) -> Shown:
@@ -73,7 +80,10 @@ def test_a_packet_that_arrives_and_one_that_leaves_are_two() -> None:
     assert inners.of(told(packet(b""))).endswith(b"in")
 
 
-@pytest.mark.parametrize("event", [told(packet(b""), verdict="continue"), told(packet(b""), table="somebodys"), told(b"")])
+@pytest.mark.parametrize(
+    "event",
+    [told(packet(b""), verdict="continue"), told(packet(b""), kind="policy"), told(packet(b""), table="somebodys"), told(b"")],
+)
 def test_what_was_not_shown_takes_no_packet(event: TraceEvent) -> None:
     """A rule that shows nothing goes on with its chain; a table of somebody else's is nobody's."""
     inners = Inners()

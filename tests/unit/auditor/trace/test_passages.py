@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.host_objects import TRACE_TABLE
 from services.auditor.trace.passages import IDLE_S, Passages
-from services.kernel.nftrace import TraceEvent
+from services.kernel.nftrace import TraceEvent, Tracked
 
 NETWORK = bytes.fromhex("45000021ff71400040113d587f0000017f000001")
 TRANSPORT = bytes.fromhex("e5581e61000dfe2068656c6c6f")
@@ -24,6 +24,26 @@ def test_a_packet_is_followed_from_where_a_rule_found_it_to_where_it_left() -> N
     (passage,) = passages.hear(event("left"), 1.3)
     assert [seen.chain for seen in passage.sightings] == ["arriving", "passing", "left"]
     assert not passages
+
+
+def test_chains_of_others_that_are_called_as_ours_begin_and_end_nothing() -> None:
+    passages = Passages()
+    assert passages.hear(event("arriving", "rule", "somebodys"), 1.0) == []
+    assert not passages
+    passages.hear(event("arriving", "rule"), 1.1)
+    assert passages.hear(event("left", table="somebodys"), 1.2) == []
+    assert passages.hear(event("leaving", "rule", "somebodys"), 1.2) == []
+    (passage,) = passages.hear(event("left"), 1.3)
+    assert [seen.chain for seen in passage.sightings] == ["arriving", "left"]
+
+
+def test_the_connection_is_the_last_that_was_told() -> None:
+    """A packet's first messages come before it has one, and some chains do not tell of it."""
+    passages, tracked = Passages(), Tracked(99, "new", is_reply=False)
+    passages.hear(event("arriving", "rule"), 1.0)
+    passages.hear(event("passing", tracked=tracked), 1.1)
+    (passage,) = passages.hear(event("left"), 1.2)
+    assert passage.tracked == tracked
 
 
 def test_what_others_trace_is_not_ours() -> None:

@@ -63,6 +63,20 @@ def test_points_come_in_ciliums_order(name: str, node: str, points: list[str]) -
     assert [event.trace_observation_point for event in request.at(node)] == points
 
 
+def test_a_connection_is_told_with_each_packet_of_it() -> None:
+    """One on each host, whose answers are replies; WireGuard's own packets are of none that the flow has."""
+    _, found = told("native")
+    for node in ("rome/worker-1", "rome/worker-2"):
+        here = [event for event in found if event.node_name == node]
+        assert all((event.ct is None) == bool(event.wg and event.wg.msg_type) for event in here)
+        known = [(event.ct, event.trace_reason) for event in here if event.ct]
+        assert len({connection.id for connection, _ in known}) == 1
+        assert {(connection.state, connection.direction, reason) for connection, reason in known} == {
+            ("new", "original", "NEW"),
+            ("established", "reply", "REPLY"),
+        }
+
+
 def test_the_strict_flag_is_on_outer_packets_alone() -> None:
     """As in Cilium: at the uplink, both ways, on both hosts."""
     _, found = told("native")

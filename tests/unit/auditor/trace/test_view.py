@@ -1,4 +1,4 @@
-"""Whom an address belongs to, by the AllowedIPs of a plan's peers."""
+"""What a plan says of a packet: whom an address belongs to, by the AllowedIPs of its peers, and what a link is."""
 
 from __future__ import annotations
 
@@ -41,3 +41,9 @@ def test_the_longest_prefix_says_whose_an_address_is(device: str, address: str, 
     view = view_of(HostPlan(Name("rome"), Name("worker-3"), {"mesh/rome": {item.key: Entry(item, ()) for item in items}}))
     found = view.peer_for(device, Address(address))
     assert (found.public_key if found else None) == key
+
+
+def test_no_link_has_no_role() -> None:
+    """A packet that a host itself sends has come by none; any link that the plan does not know is somebody's behind it."""
+    view = view_of(HostPlan(Name("rome"), Name("worker-3"), {}))
+    assert (view.role(""), view.role("veth7"), view.role("lo")) == (None, "endpoint", "host")
