@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, 
 from typing import Any, NoReturn
 
 from schemas import codec, subjects
+from schemas.commands import TraceFlow
 from schemas.flow import FlowMessage
 from services.auditor.trace.trails import Trail
 from services.cli.output import note
@@ -31,7 +32,8 @@ async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncGene
     With `follow`, until the first SIGINT or SIGTERM: hosts are asked again each time that half of what was asked for is over, so that none
     forgets the flow meanwhile, and one that began anew learns of it. What was heard by then is given out before the end.
 
-    Transient, or what else ended it, when a host cannot be heard any more: what it would have told is missing then.
+    Raises what went wrong where no host answers at first; Transient, or what else ended it, when a host cannot be heard any more: what it
+    would have told is missing then.
     """
     loop = asyncio.get_running_loop()
     seconds_asked = next(iter(wanted.hosts.values())).seconds
@@ -40,15 +42,14 @@ async def packets(broker: Broker, wanted: Session, *, follow: bool) -> AsyncGene
         try:
             async with _listening(broker, wanted.hosts, inbox) as listening:
                 await _unless(interrupted, _ask(broker, wanted))
-                end_s = again_s = loop.time() + seconds_asked
+                if follow:
+                    listening += [asyncio.create_task(_keep_asking(broker, *each), name="asking") for each in wanted.hosts.items()]
+                end_s = loop.time() + seconds_asked
                 while not interrupted.is_set() and (follow or loop.time() < end_s + _LATE_S):
                     await asyncio.sleep(_TICK_S)
                     _take(inbox, stream, loop.time())
                     if found := stream.complete(loop.time()):
                         yield found
-                    if follow and loop.time() > again_s - seconds_asked / 2 and not interrupted.is_set():
-                        await _unless(interrupted, _ask(broker, wanted))
-                        again_s = loop.time() + seconds_asked
                     for ended in (task for task in listening if task.done()):
                         ended.result()
                 _take(inbox, stream, loop.time())
@@ -74,7 +75,7 @@ def _interrupts(*, are_taken: bool) -> Iterator[asyncio.Event]:
 
 @contextlib.asynccontextmanager
 async def _listening(broker: Broker, hosts: Iterable[HostId], inbox: Inbox) -> AsyncIterator[list[asyncio.Task[NoReturn]]]:
-    """Hear the hosts while the body runs, by tasks that end only by an error."""
+    """Hear the hosts while the body runs, by tasks that end only by an error; to which more of that kind may be added."""
     async with contextlib.AsyncExitStack() as stack:
         heard = [(host, await stack.enter_async_context(broker.listen(subjects.flow(*host)))) for host in hosts]
 
@@ -112,15 +113,26 @@ async def _unless(interrupted: asyncio.Event, asking: Coroutine[Any, Any, None])
 
 async def _ask(broker: Broker, wanted: Session) -> None:
     """Have all hosts tell of the flow. Those that do not answer are named; Permanent or what went wrong when none does."""
-    errors: list[MeshmarkError] = []
-    for host, wish in wanted.hosts.items():
-        try:
-            await broker.request(subjects.command(*host, "trace"), codec.encode(wish), _ANSWER_S)
-        except MeshmarkError as error:
-            errors.append(error)
-            note(f"{host} does not tell: {error}")
-    if len(errors) == len(wanted.hosts):
-        raise errors[0]
+    errors = await asyncio.gather(*(_ask_host(broker, *each) for each in wanted.hosts.items()))
+    if (first := errors[0]) is not None and None not in errors:
+        raise first
+
+
+async def _keep_asking(broker: Broker, host: HostId, wish: TraceFlow) -> NoReturn:
+    """Have a host tell of the flow again each time that half of what was asked for is over, whatever it answers: it may be back then."""
+    while True:
+        await asyncio.sleep(wish.seconds / 2)
+        await _ask_host(broker, host, wish)
+
+
+async def _ask_host(broker: Broker, host: HostId, wish: TraceFlow) -> MeshmarkError | None:
+    """Have one host tell of the flow; why it does not, which is said, too."""
+    try:
+        await broker.request(subjects.command(*host, "trace"), codec.encode(wish), _ANSWER_S)
+    except MeshmarkError as error:
+        note(f"{host} does not tell: {error}")
+        return error
+    return None
 
 
 def _note_missing(inbox: Inbox, stream: Stream) -> None:
