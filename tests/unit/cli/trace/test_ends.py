@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from schemas.commands import TraceFlow
 from schemas.flow import IP, Correlation, EventType, FlowEnd, FlowEvent, PointName
-from schemas.values import Address
+from schemas.values import Address, Endpoint
 from services.cli.files import load
 from services.cli.trace.ends import End, Session, session
 from services.cli.trace.filters import Filters
 from services.planner.core import Core, settle_rollouts
 from services.planner.state import HostId
 from services.runtime.errors import Permanent, Transient
-from tests.topologies import EXAMPLES, keys, tell, two_clusters
+from tests.topologies import EXAMPLES, encrypting, keys, tell, two_clusters
 
 
 def between(source: str, destination: str, *services: Address) -> Session:
@@ -52,6 +52,34 @@ def test_an_address_is_whose_it_is() -> None:
     assert between("rome/shop", "192.0.2.9").route == ("rome/worker-1",)
 
 
+@pytest.mark.parametrize(
+    "source, destination, gateways",
+    [("milan/mill", "rome/shop", ("milan/to-rome", "rome/gateway")), ("turin/bank", "milan/mint", ("turin/gateway", "milan/to-turin"))],
+)
+def test_of_several_peerings_the_one_that_joins_the_two_is_on_the_way(source: str, destination: str, gateways: tuple[str, str]) -> None:
+    """A cluster in the middle has a gateway for each; two that none joins are told so."""
+    core = Core()
+    tell(core, load([EXAMPLES / "three-clusters.yaml"]))
+    settle_rollouts(core.state, core.allocations)
+    assert session(core.state, core.allocations, (source, destination), None, 30).route[1:3] == gateways
+    with pytest.raises(Permanent, match="no peering joins rome and turin"):
+        session(core.state, core.allocations, ("rome/shop", "turin/bank"), None, 30)
+    del core.allocations.externals["milan", "rome-shop"]
+    with pytest.raises(Transient, match="IpMapping/milan/rome-shop has no external address yet"):
+        session(core.state, core.allocations, (source, destination), None, 30)
+
+
+@pytest.mark.parametrize("endpoint, more", [("203.0.113.2:51871", {"203.0.113.2"}), ("gw.example.net:51871", set()), ("", set())])
+def test_outer_packets_are_looked_for_where_others_find_a_node_too(endpoint: str, more: set[str]) -> None:
+    """As behind a port forwarding; of a name nobody knows here what it stands for."""
+    core = Core()
+    items = [replace(item, endpoint=Endpoint(endpoint)) if endpoint and item.ref == "Node/rome/worker-2" else item for item in encrypting()]
+    tell(core, items)
+    settle_rollouts(core.state, core.allocations)
+    (wish,) = set(session(core.state, core.allocations, ("rome/shop", "rome/stock"), None, 30).hosts.values())
+    assert set(wish.outer) == {"172.18.0.11", "172.18.0.12", "2001:db8:18::11", "2001:db8:18::12"} | more
+
+
 def outside(source: str, destination: str) -> Session:
     core = Core()
     tell(core, load([EXAMPLES / "egress.yaml"]))
@@ -64,6 +92,8 @@ def test_a_flow_that_a_policy_leads_out_is_followed_through_the_node_that_lets_i
     assert out.route == ("rome/worker-1", "rome/worker-2")
     assert back.route == ("rome/worker-2", "rome/worker-1")
     assert (out.source.seen, back.destination.seen) == (("172.18.0.12",), ("2001:db8:18::12",))
+    assert (out.source.shared, back.destination.shared) == (("172.18.0.12",), ("2001:db8:18::12",))
+    assert (out.destination.seen, out.destination.shared, back.source.shared) == ((), (), ())
     assert {wish.flow for wish in out.hosts.values()} == {("10.200.1.10", "fd00:200:0:1::10", "172.18.0.12", "192.0.2.50")}
 
 
@@ -129,7 +159,9 @@ def test_a_sessions_packets_are_those_between_its_ends() -> None:
     request = [seen(1, POD, OUTSIDE, "a", "FROM_ENDPOINT"), seen(2, POD, OUTSIDE, "a", "FROM_OVERLAY", node="two")]
     leaving = seen(3, EXIT, OUTSIDE, "a", "TO_NETWORK", node="two")
     answer = seen(5, OUTSIDE, POD, "b", "TO_ENDPOINT")
-    others = [seen(4, "10.0.0.7", OUTSIDE, "c"), seen(4, POD, "10.0.0.7", "d"), replace(seen(4, POD, OUTSIDE, "e"), ip=None)]
+    stranger = "10.0.0.7"
+    pairs = [(stranger, OUTSIDE), (POD, stranger), (stranger, POD), (OUTSIDE, stranger), (POD, POD)]
+    others = [seen(4, *pair, f"of {pair}") for pair in pairs] + [replace(seen(4, POD, OUTSIDE, "e"), ip=None)]
     found = LET_OUT.trails([answer, *others, leaving, *reversed(request)])
     assert [(trail.way, trail.seen) for trail in found] == [("forward", [*request, leaving]), ("reply", [answer])]
     assert {trail.route for trail in found} == {("rome/one", "rome/two")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from services.auditor.trace.carriers import seconds
 from services.cli.trace.command import trace
 from services.cli.trace.filters import Filters, span_s
 from tests.unit.auditor.trace.test_recorded import told
@@ -27,6 +28,7 @@ from tests.unit.cli.trace.said import shown
         (Filters(ip=["10.200.2.0/24", "172.18.0.0/16"]), 14),
         (Filters(ip=["192.0.2.0/24", "fd00::/8"]), 0),
         (Filters(verdict="DROPPED"), 0),
+        (Filters(verdict="FORWARDED"), 14),
         (Filters(protocol=["icmp"]), 14),
         (Filters(protocol=["tcp"]), 0),
         (Filters(port=[443]), 0),
@@ -36,6 +38,18 @@ async def test_filters_are_named_as_hubbles(mesh: StubBroker, recorded, capsys, 
     """Whole packets by what they are, and points by host, address and verdict."""
     _, out = await shown(capsys, mesh, recorded["native"], filters=filters)
     assert sum("]: " in line for line in out.splitlines()) == lines
+
+
+def test_the_last_while_is_that_before_the_newest_event_of_all() -> None:
+    """Also of one that is not shown; a packet counts from when it was first seen."""
+    wanted, events = told("native")
+    request, answer = wanted.trails(events)
+    end_s = seconds(answer.seen[0])
+    assert seconds(request.seen[0]) < end_s
+    assert Filters(since="2s").recent([request, answer], end_s + 2) == [answer]
+    assert Filters(since="3s").recent([request, answer], end_s + 2) == [request, answer]
+    assert Filters(since="1s").recent([request, answer], end_s + 2) == []
+    assert Filters().recent([request, answer], end_s + 1e6) == [request, answer]
 
 
 @pytest.mark.parametrize("text", ["FD00:200:0:2::10", "fd00:0200:0000:0002:0:0:0:10", "fd00:200:0:2::/64", " fd00::/8 "])

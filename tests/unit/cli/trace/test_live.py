@@ -203,6 +203,15 @@ async def test_nothing_is_asked_again_that_is_not_followed(mesh: StubBroker, clo
     assert 30 < clock.now_s < 33
 
 
+@pytest.mark.parametrize("is_followed", [False, True])
+async def test_packets_are_shown_as_they_come(mesh: StubBroker, clock: Clock, is_followed: bool) -> None:
+    """And as many as were wanted end it, long before the time is over."""
+    noting(mesh, clock)
+    ends = {"source": "rome/shop", "destination": "rome/stock", "duration": "10m"}
+    assert await trace(**ends, follow=is_followed, filters=Filters(first=1), output="compact", nats=mesh) == 0  # type: ignore[arg-type]
+    assert clock.now_s < 10
+
+
 @pytest.mark.parametrize("form", ["compact", "table", "path"])
 async def test_an_interrupt_ends_what_is_followed_with_its_answer(mesh: StubBroker, clock: Clock, capsys, form: str) -> None:
     """Also of what is shown at the end only, and of packets that had just come; nothing goes on, and the next interrupt is as ever."""

@@ -46,3 +46,17 @@ def test_events_of_packets_that_were_told_are_no_loss(monkeypatch: pytest.Monkey
     for event in own:
         held.add(replace(event, uuid=f"next-{event.uuid}"), 2.0)
     assert held.given_up == 0
+
+
+def test_a_packet_is_told_once_when_nothing_more_has_come_of_it_for_a_while():
+    """What comes of it later is of a packet that was told; of all of them nothing is held for good."""
+    wanted, events = told("native")
+    own = [event for event in events if wanted.ways(event)]
+    held = Stream(wanted)
+    for event in own[:-1]:
+        held.add(event, 100.0)
+    assert held.complete(100.0 + stream.SETTLED_S) == []
+    assert len(held.complete(100.1 + stream.SETTLED_S)) == 2
+    held.add(own[-1], 101.0)
+    assert held.complete(110.0) == held.complete(110.0, all_of_them=True) == []
+    assert (held._events, held._told) == ({}, set())
