@@ -14,7 +14,7 @@ from schemas.commands import EncryptionNow, PeerNow, PointNow
 from schemas.drift import AlertLayer, ClearPacket, DriftEvent
 from schemas.values import Address, Endpoint, Key, Name
 from services.cli import encrypt
-from services.cli.encrypt import status
+from services.cli.encrypt import _age, status
 from services.cli.output import console
 from services.runtime.errors import Permanent, Waiting
 from services.runtime.messages import Message
@@ -76,8 +76,22 @@ async def test_a_host_that_does_not_answer_is_said_and_the_others_shown(rome: St
     assert (found["worker-2"]["state"], found["worker-1"]["state"]) == ("silent", "encrypts")
     assert "nobody serves" in str(found["worker-2"]["error"])
     assert await status(output="table", nats=rome) == 2
-    assert "silent" in capsys.readouterr().out
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("rome/worker-2")]
+    assert (row[1], row[5:8]) == ("silent", ["-", "-", "-"])
+    assert await status("rome/worker-2", output="table", nats=rome) == 2
+    first, error, *more = capsys.readouterr().out.splitlines()
+    assert first.startswith("rome/worker-2 silent")
+    assert "nobody serves" in error
+    assert not any("device" in line for line in more)
     assert await status("rome/worker-1", output="yaml", nats=rome) == 0
+
+
+@pytest.mark.parametrize(
+    "before_s, said",
+    [(0, "0 s ago"), (119, "119 s ago"), (120, "2 min ago"), (7199, "120 min ago"), (7200, "2 h ago"), (86400 * 2, "2 d ago")],
+)
+def test_an_age_is_in_the_unit_of_which_there_are_two(before_s: float, said: str) -> None:
+    assert _age(before_s) == said
 
 
 async def test_peers_that_are_missing_or_strange_are_said(rome: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
