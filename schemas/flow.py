@@ -42,6 +42,9 @@ POINTS: dict[PointName, int] = {
 }
 """Hubble's numbers."""
 DROP_EVENT, TRACE_EVENT = 1, 4
+DropReason = Literal["DROP_REASON_UNKNOWN", "POLICY_DENIED", "UNENCRYPTED_TRAFFIC"]
+DROP_REASONS: dict[DropReason, int] = {"DROP_REASON_UNKNOWN": 0, "POLICY_DENIED": 133, "UNENCRYPTED_TRAFFIC": 195}
+"""Cilium's numbers of the reasons that there are here: of what drops packets in clear, and of any other rule or policy."""
 
 Verdict = Literal["FORWARDED", "DROPPED"]
 Direction = Literal["INGRESS", "EGRESS", "TRAFFIC_DIRECTION_UNKNOWN"]
@@ -184,7 +187,7 @@ class FlowEvent(
     time: str
     uuid: str
     verdict: Verdict
-    drop_reason_desc: str = ""
+    drop_reason_desc: DropReason = "DROP_REASON_UNKNOWN"
     ip: IP | None = None
     l4: Layer4 | None = None
     tunnel: Tunnel | None = None
@@ -224,9 +227,12 @@ class FlowEvent(
 
 
 class LostEvents(Struct, **_SAID):
-    """That events were lost: how many, where that is known, and by whom. The kernel does not say how many."""
+    """That events were lost: how many, where that is known, and by whom. The kernel does not say how many.
 
-    source: Literal["KERNEL_TRACE_BUFFER", "OBSERVER_EVENTS_QUEUE"]
+    Its buffer is called as Hubble calls the one between kernel and agent; here it is a netlink socket's.
+    """
+
+    source: Literal["PERF_EVENT_RING_BUFFER", "OBSERVER_EVENTS_QUEUE"]
     num_events_lost: int | None = None
 
 

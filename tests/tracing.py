@@ -219,7 +219,8 @@ def drawn(found: Sequence[Trail], wanted: Session) -> str:
     names: dict[str, int] = {}
     lines = [forms.compact(event, way, wanted) for way, event in judged(_normal(found, names))]
     lines = [line[line.index("[", 1) if line[0] != "[" else 0 :].removeprefix("\\") for line in lines]
-    return "\n".join([*lines, "", *forms.paths(list(_normal(found, {})), courses(found), wanted)]) + "\n"
+    text = "\n".join([*lines, "", *forms.paths(list(_normal(found, {})), courses(found), wanted)]) + "\n"
+    return _HANDLE.sub("handle N", text)
 
 
 def _normal(found: Iterable[Trail], names: dict[str, int]) -> Iterator[Trail]:
@@ -237,4 +238,4 @@ def _plain(event: FlowEvent, names: dict[str, int]) -> FlowEvent:
         event = replace(event, wg=replace(event.wg, receiver_index=index, counter=0))
     if event.tunnel is not None and event.tunnel.l4.udp is not None:
         event = replace(event, tunnel=replace(event.tunnel, l4=Layer4(udp=replace(event.tunnel.l4.udp, source_port=1))))
-    return replace(event, drop_reason_desc=_HANDLE.sub("handle N", event.drop_reason_desc))
+    return event

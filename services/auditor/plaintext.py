@@ -68,7 +68,7 @@ def watched(plan: HostPlan) -> Watched | None:
     """What a plan says of packets in clear; None where it has no encryption."""
     for name, unit in plan.units.items():
         chains = [entry.object for entry in unit.values() if isinstance(entry.object, NftChain)]
-        clear = [chain for chain in chains if _counts_clear(chain)]
+        clear = [chain for chain in chains if counts_clear(chain)]
         if clear:
             return _of_unit(name, unit, chains, clear)
     return None
@@ -90,7 +90,7 @@ def _of_unit(name: str, unit: Unit, chains: list[NftChain], clear: list[NftChain
     return Watched(name, clear[0].table, group, Verdict("drop") in statements, overlay, tuple(chains), pods, nodes)
 
 
-def _counts_clear(chain: NftChain) -> bool:
+def counts_clear(chain: NftChain) -> bool:
     """Whether packets in clear are counted by a chain."""
     points = (point_of(item.text) for rule in chain.rules for item in rule if isinstance(item, Comment))
     return any(point is not None and point.state == "plaintext" for point in points)

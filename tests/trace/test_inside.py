@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.flow import FlowEvent
+from schemas.flow import EventType, FlowEvent
 from schemas.host_objects import TRACE_GROUP
 from schemas.values import Family
 from services.auditor.trace import watch
@@ -59,7 +59,9 @@ def test_a_dropped_overlay_packet_is_the_one_that_was_inside(rome: Rome, outer: 
     (trail,) = seen(rome, wanted, found)
     assert points(trail) == (("FROM_ENDPOINT", "TO_OVERLAY"),)
     (drop,) = (link.event for link in trail.outer)
-    assert drop.drop_reason_desc.startswith("inet meshmark.mesh.rome clear_out_overlay handle")
+    assert drop.nft is not None
+    assert (drop.nft.family, drop.nft.table, drop.nft.chain) == ("inet", "meshmark.mesh.rome", "clear_out_overlay")
+    assert (drop.drop_reason_desc, drop.event_type) == ("UNENCRYPTED_TRAFFIC", EventType(1, 195))
     assert (drop.ip and drop.ip.destination, drop.outer and drop.outer.ip_version) == (PODS["stock"][0], f"IPv{outer}")
     assert [(course.verdict, course.packets, course.dropped) for course in courses([trail])] == [("unknown", 1, 1)]
     assert "DROPPED (ICMPv4 EchoRequest) in VXLAN 77 " in drawn([trail], wanted)

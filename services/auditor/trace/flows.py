@@ -20,14 +20,15 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from schemas.encryption import said
 from schemas.flow import (
     DROP_EVENT,
+    DROP_REASONS,
     IP,
     POINTS,
     TRACE_EVENT,
     Connection,
     Direction,
+    DropReason,
     EventType,
     FlowEvent,
     Icmp,
@@ -143,7 +144,7 @@ class Flows:
     def _dropped(self, passage: Passage, drop: TraceEvent, seen: Sighting) -> FlowEvent:
         item, tracked, family = seen.packet, passage.tracked, _FAMILIES.get(drop.family, str(drop.family))
         comment = self._comment(drop) if drop.handle else ""
-        where = f"{family} {drop.table} {drop.chain}" + (f" handle {drop.handle}" if drop.handle else " policy")
+        reason: DropReason = "UNENCRYPTED_TRAFFIC" if (drop.table, drop.chain) in self._view.clear else "POLICY_DENIED"
         link = seen.oif or seen.iif
         leaves = bool(seen.oif)
         overlay, outer = self._view.overlay(item), self._view.outer(item, leaves=leaves)
@@ -151,11 +152,11 @@ class Flows:
             time=when(seen.at_s),
             uuid=self._new_id(),
             verdict="DROPPED",
-            drop_reason_desc=f"{where}: {said(comment)}" if comment else where,
+            drop_reason_desc=reason,
             ip=_addresses(item, item),
             l4=_layer4(item),
             node_name=self._view.node,
-            event_type=EventType(DROP_EVENT),
+            event_type=EventType(DROP_EVENT, DROP_REASONS[reason]),
             trace_reason=_reason(tracked),
             is_reply=tracked.is_reply if tracked else None,
             interface=Interface(link, self._names(link)),

@@ -13,6 +13,7 @@ from schemas.host_objects import HOST_TABLE, UPLINKS, GeneveLink, NftChain, NftE
 from schemas.nft import Match, SetMark
 from schemas.plan import HostPlan
 from schemas.values import Address, Family
+from services.auditor.plaintext import counts_clear
 from services.kernel.headers import UDP, OverlayProtocol, Packet, WireguardHeader, wireguard
 
 Role = Literal["network", "crypto", "overlay", "host", "endpoint"]
@@ -33,6 +34,8 @@ class View(Struct, frozen=True):
     overlays: Mapping[int, OverlayProtocol]
     ways: Mapping[str, Mapping[tuple[Family, int], Mapping[int, WireguardPeer]]]
     decrypted: tuple[int, int] | None = None
+    clear: frozenset[tuple[str, str]] = frozenset()
+    """Tables and chains that count, and in strict mode drop, what should have been encrypted."""
 
     def role(self, link: str) -> Role | None:
         """None for no link at all."""
@@ -87,7 +90,8 @@ def view_of(plan: HostPlan) -> View:
                 roles[item.element] = "network"
     found = {name: tuple(of) for name, of in peers.items()}
     ways = {name: _ways(of) for name, of in peers.items()}
-    return View(f"{plan.cluster}/{plan.host}", roles, devices, found, overlays, ways, _decrypted(objects.values()))
+    clear = frozenset((item.table, item.name) for item in objects.values() if isinstance(item, NftChain) and counts_clear(item))
+    return View(f"{plan.cluster}/{plan.host}", roles, devices, found, overlays, ways, _decrypted(objects.values()), clear)
 
 
 def _ways(peers: Iterable[WireguardPeer]) -> Mapping[tuple[Family, int], Mapping[int, WireguardPeer]]:

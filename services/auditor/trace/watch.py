@@ -106,7 +106,7 @@ class TraceWatch:
     def _lost(self, heard: Heard) -> list[FlowMessage]:
         lost: list[LostEvents] = []
         if heard.overruns:
-            lost.append(LostEvents("KERNEL_TRACE_BUFFER"))
+            lost.append(LostEvents("PERF_EVENT_RING_BUFFER"))
             self._metrics.trace_lost.labels("kernel").inc(heard.overruns)
         if heard.dropped:
             lost.append(LostEvents("OBSERVER_EVENTS_QUEUE", heard.dropped))

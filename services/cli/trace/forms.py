@@ -10,7 +10,8 @@ from datetime import datetime
 
 from rich.markup import escape
 
-from schemas.flow import IP, Encryption, FlowEvent, Layer4
+from schemas.encryption import said
+from schemas.flow import IP, Encryption, FlowEvent, Layer4, NftPlace
 from services.auditor.trace.flows import wrapping
 from services.auditor.trace.groups import HEADERS
 from services.auditor.trace.trails import Trail, Way
@@ -197,8 +198,14 @@ def _wrapping(event: FlowEvent) -> Iterator[str]:
         yield f"in {wrapping(found)} {' → '.join(ends)}"
 
 
+def _place(found: NftPlace) -> str:
+    """The rule or policy that dropped a packet, and what the rule's comment says."""
+    where = f"{found.family} {found.table} {found.chain} {f'handle {found.handle}' if found.handle else 'policy'}"
+    return f"{where}: {said(found.comment)}" if found.comment else where
+
+
 def _reason(event: FlowEvent) -> Iterator[str]:
     if event.verdict == "DROPPED":
-        yield f"dropped by {event.drop_reason_desc}"
+        yield f"dropped by {_place(event.nft)}" if event.nft is not None else "dropped"
         if event.because:
             yield f"because {', '.join(event.because)}"

@@ -12,9 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from schemas.encryption import PLAINTEXT
-from schemas.flow import FlowEvent
+from schemas.flow import EventType, FlowEvent
 from services.auditor.trace.verdicts import packet_verdict
 from services.cli.trace.ends import Session, session
+from services.cli.trace.forms import compact
 from services.planner.compile import compile_host
 from services.planner.core import Core, settle_rollouts
 from tests.topologies import encrypting, settled_plans, tell
@@ -114,7 +115,7 @@ def test_what_was_not_shown_is_not_made_up(name: str, verdict: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "comment,said",
+    "comment, said",
     [
         ("", ""),
         ("block guests", ": block guests"),
@@ -122,10 +123,13 @@ def test_what_was_not_shown_is_not_made_up(name: str, verdict: str) -> None:
     ],
 )
 def test_a_drop_names_its_rule(comment: str, said: str) -> None:
-    """By where it is, what its comment says to people, and the topology objects behind it."""
+    """By where it is, what its comment says to people, Cilium's reason, and the topology objects behind it."""
     plan = settled_plans(encrypting(**CASES["dropped"].cluster))[ONE]
     recorded = Recorded.read(HERE / "recorded" / "dropped.worker-1.trace")
     (drop,) = (event for event in flows(plan, recorded, comment) if event.verdict == "DROPPED")
     assert drop.nft is not None
-    assert drop.drop_reason_desc == f"inet meshmark.mesh.rome clear_out_pods handle {drop.nft.handle}{said}"
+    wanted, where = told("dropped")[0], "dropped by inet meshmark.mesh.rome clear_out_pods"
+    assert f"{where} handle {drop.nft.handle}{said} because" in compact(drop, None, wanted)
+    assert f"{where} policy{said} because" in compact(replace(drop, nft=replace(drop.nft, handle=0)), None, wanted)
+    assert (drop.drop_reason_desc, drop.event_type) == ("UNENCRYPTED_TRAFFIC", EventType(1, 195))
     assert (drop.nft.comment, drop.because) == (comment, ("Cluster/rome/rome", "Node/rome/worker-1"))

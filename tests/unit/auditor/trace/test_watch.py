@@ -123,7 +123,7 @@ async def test_what_was_lost_of_what_is_shown_is_counted_and_whoever_is_in_the_w
             await made.telling.taken(Heard(()))
     assert [line["error"] for line in logged] == [str(taken), "no NFLOG"]
     assert made.showing.groups == [TRACE_GROUP] * 4
-    assert [message.lost_events.source for message in made.said if message.lost_events] == ["KERNEL_TRACE_BUFFER"]
+    assert [message.lost_events.source for message in made.said if message.lost_events] == ["PERF_EVENT_RING_BUFFER"]
     assert made.lost("kernel", "shown") == [1, 5]
 
 
