@@ -239,8 +239,14 @@ class Turn:
         return self._is_off_key(change.key)
 
     def _is_off_key(self, key: str) -> bool:
-        """True when every unit of the object has failed and is to be what it was."""
-        return bool(self._failures) and self._units_of(key) <= self._failures.keys() - self._scope.damaged
+        """Whether the object is to be what it was: all its units have failed, or one that has it still, and no other unit wants it."""
+        failed = self._failures.keys() - self._scope.damaged
+        if not failed:
+            return False
+        if self._units_of(key) <= failed:
+            return True
+        stays = any(key in self._scope.held.get(name, ()) for name in failed)
+        return stays and not any(key in unit for name, unit in self._scope.target.items() if name not in failed)
 
     def _units_of(self, key: str) -> set[str]:
         """The units, old or new, that hold the object."""

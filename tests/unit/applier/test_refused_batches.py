@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from schemas.host_objects import HOST_TABLE, NftSet, NftTable, PlanObject
+from schemas.host_objects import HOST_TABLE, NftSet, NftTable, PlanObject, Sysctl, WireguardLink
 from schemas.plan import Entry, HostPlan
 from schemas.status import ApplyReport
 from services.applier.core import Applier
@@ -111,3 +111,47 @@ def test_what_two_units_share_is_taken_away_once() -> None:
     one.apply(plan(**TOGETHER), 1, 1)
     assert failed(one.apply(plan(three=(THREE,)), 1, 2)) == {"three": f"{THREE.key}: no"}
     assert host.objects == {}
+
+
+LINK = WireguardLink("mt.0", 51840, 1420)
+
+
+@pytest.mark.parametrize("staying", [TWO, LINK], ids=["in the same batch", "in a later step"])
+def test_what_a_unit_shares_stays_with_it_when_it_cannot_go(staying: PlanObject) -> None:
+    """Two units go, and one cannot: it is held as it was, with the table that the other one had as well; the next turn takes it away."""
+    host, busy = FakeHost(), {staying.key}
+    kernel = FakeKernel(host, lambda change: Permanent("busy") if change.new is None and change.key in busy else None)
+    one = Applier(kernel, lambda: 0.0)
+    wanted = plan(one=(SHARED, ONE, OF_ONE), two=(SHARED, TWO, LINK))
+    one.apply(wanted, 1, 1)
+    assert failed(one.apply(plan(), 1, 2)) == {"two": f"{staying.key}: busy"}
+    assert set(host.objects) == {SHARED.key, TWO.key, LINK.key}
+    assert one.held() == {"two": wanted.digests()["two"]}
+    busy.clear()
+    assert failed(one.apply(plan(), 1, 3)) == {}
+    assert host.objects == {}
+
+
+def test_what_a_unit_shares_is_changed_for_who_wants_it_though_another_one_cannot_go() -> None:
+    """A sysctl is one for all: the unit that is wanted has it as it wants it."""
+    host, busy = FakeHost(), {TWO.key}
+    kernel = FakeKernel(host, lambda change: Permanent("busy") if change.new is None and change.key in busy else None)
+    one = Applier(kernel, lambda: 0.0)
+    before, after = (Sysctl("net/ipv4/ip_forward", value) for value in ("1", "2"))
+    one.apply(plan(one=(before, ONE), two=(before, TWO)), 1, 1)
+    assert failed(one.apply(plan(one=(after, ONE)), 1, 2)) == {"two": f"{TWO.key}: busy"}
+    assert host.sysctl("net/ipv4/ip_forward") == "2"
+
+
+def test_what_a_unit_shares_stays_as_it_was_when_its_change_is_refused_and_the_other_one_goes() -> None:
+    """Nobody is left who wants it otherwise."""
+    host, refused = FakeHost(), {OF_ONE.key}
+    kernel = FakeKernel(host, lambda change: Permanent("no") if change.key in refused else None)
+    one = Applier(kernel, lambda: 0.0)
+    before, after = (Sysctl("net/ipv4/ip_forward", value) for value in ("1", "2"))
+    first = plan(one=(before, ONE), two=(before, TWO))
+    one.apply(first, 1, 1)
+    assert failed(one.apply(plan(one=(after, ONE, OF_ONE)), 1, 2)) == {"one": f"{OF_ONE.key}: no"}
+    assert host.sysctl("net/ipv4/ip_forward") == "1"
+    assert one.held() == {"one": first.digests()["one"]}
+    assert set(host.objects) == {ONE.key}
