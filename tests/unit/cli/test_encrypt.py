@@ -97,6 +97,10 @@ def test_an_age_is_in_the_unit_of_which_there_are_two(before_s: float, said: str
 async def test_peers_that_are_missing_or_strange_are_said(rome: StubBroker, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with what is known of it."""
     missing, strange = PeerNow("worker-2", "me.0", PEER.public_key, is_there=False), replace(PEER, node="", handshake_s=0.0, endpoint=None)
+    for one in (missing, strange):
+        say(rome, replace(NOW, peers=(one,)))
+        assert await status(output="json", nats=rome) == 2
+    capsys.readouterr()
     say(rome, replace(NOW, peer_count=2, peers=(missing, strange)))
     assert await status(output="table", nats=rome) == 2
     assert "lacks its peer worker-2; 1 peers that are not planned" in capsys.readouterr().out
