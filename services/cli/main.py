@@ -2,13 +2,16 @@
 
 A service is started once and stays: it has only its own command imported, since what the others need would be in its memory for ever.
 
-Exit codes: 0 all is well, 1 an error, 2 a difference (``plan --diff``, ``drift``, ``status``), 3 nothing was seen (``trace``).
+Exit codes: 0 all is well, 1 an error, 2 a difference (``plan --diff``, ``drift``, ``status``), 3 nothing was seen (``trace``), and 128
+more than a signal's number when it was interrupted or nobody read on.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -35,6 +38,7 @@ _MODULES = (
     "purge",
 )
 """Modules of commands under this package, in the order of the help."""
+_INTERRUPTED, _UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 
 
 def application(words: Sequence[str] = ()) -> App:
@@ -67,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app = application(sys.argv[1:] if arguments is None else arguments)
         code = app(arguments, print_error=False, exit_on_error=False)
+    except* BrokenPipeError:
+        # Whoever read has enough, as head does. What is still in the buffer is for nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _UNREAD
     except* (MeshmarkError, DecodeError) as group:
         fail(str(_first(group)))
     except* OSError as group:
@@ -77,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         error = _first(group)
         fail(f"{error} See: {' '.join(('meshmark', *_commands(error)))} --help")
     except* KeyboardInterrupt:
-        code = 130
+        code = _INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from schemas import codec
 
 Format = Literal["table", "json", "yaml"]
-Output = Annotated[Format | None, Parameter(help="Default: a table on a terminal, JSON elsewhere")]
+Output = Annotated[Format | None, Parameter(alias="-o", help="Default: a table on a terminal, JSON elsewhere")]
 
 EXIT_ERROR = 1
 EXIT_DIFFERENT = 2
@@ -29,7 +29,15 @@ _UNFOLDED = 10_000
 _LINE_MAX = 2000
 _SHOWN = 300
 
-console = Console(highlight=False, soft_wrap=True)
+
+class _Printer(Console):
+    """A console that leaves it to `main` to end the command when nobody reads any more, as a write to the standard output does."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+console = _Printer(highlight=False, soft_wrap=True)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 

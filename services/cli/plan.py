@@ -36,7 +36,7 @@ Diff = Annotated[bool, Parameter(negative=(), help="Show how the plan differs fr
 Against = Annotated[
     list[Path], Parameter(negative=(), help="With --diff: compare with the plans of these files instead of the running hosts")
 ]
-Output = Annotated[Format | None, Parameter(help="table is text to read, and the default; json and yaml list the objects")]
+Output = Annotated[Format | None, Parameter(alias="-o", help="table is text to read, and the default; json and yaml list the objects")]
 
 
 def register(app: App) -> None:

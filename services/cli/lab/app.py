@@ -25,6 +25,7 @@ from services.cli.lab.layout import find_namespace, spelled
 from services.cli.lab.probe import Check
 from services.cli.lab.state import Folder, find_folder
 from services.cli.lab.supervisor import supervise
+from services.cli.output import console as printer
 from services.runtime.errors import Permanent
 
 lab = App(name="lab", help="A whole mesh on this machine: each host and pod in a network namespace of its own. Needs root.")
@@ -38,7 +39,7 @@ def register(app: App) -> None:
 State = Annotated[Path | None, Parameter(name="--state", help="State folder; default the running lab's, else /run/meshmark-lab.")]
 Where = Annotated[str, Parameter(help="CLUSTER/HOST, CLUSTER/POD (CLUSTER/pod/POD where a host has that name, too) or underlay")]
 Command = Annotated[str, Parameter(allow_leading_hyphen=True, help="What to run, after --")]
-Output = Annotated[Literal["table", "json"], Parameter(name="--output", help="A table to read, or one JSON document.")]
+Output = Annotated[Literal["table", "json"], Parameter(alias="-o", help="A table to read, or one JSON document.")]
 
 
 @lab.command
@@ -78,7 +79,7 @@ def check(*, state: State = None, output: Output = "table") -> int:
     if output == "json":
         print_checks(checks)
     else:
-        show_checks(Console(), checks)
+        show_checks(printer, checks)
     return 0 if all(item.ok for item in checks) else 1
 
 

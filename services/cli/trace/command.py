@@ -51,7 +51,7 @@ Sample = Annotated[
     Whole, Parameter(help=f"Have hosts tell of one IPv4 packet of so many, each of the same ones; a power of two up to {TRACE_SAMPLE_MAX}")
 ]
 Output = Annotated[
-    Form | None, Parameter(help="compact: a line for each point; table; json: as Hubble's; path: hosts, and the ways between")
+    Form | None, Parameter(alias="-o", help="compact: a line for each point; table; json: as Hubble's; path: hosts, and the ways between")
 ]
 Input = Annotated[Path | None, Parameter(help="Read what --output json wrote, instead of asking hosts")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -128,6 +129,25 @@ def test_help_has_an_example_and_explains_every_parameter(command: str, capsys):
     assert rows
     bare = [row for row in rows if not re.sub(r"\[(choices|default|required).*|--?[a-z-]+|[A-Z]{3,}\.*|[│*\s]", "", row)]
     assert not bare
+
+
+@pytest.mark.parametrize("words", list(commands(application())), ids=" ".join)
+def test_a_form_of_output_has_a_short_name_too(words: tuple[str, ...], capsys) -> None:
+    """As with other commands of the field: whoever has learned it for one types it for all."""
+    application()([*words, "--help"])
+    text = capsys.readouterr().out
+    assert ("--output" in text) == bool(re.search(r"--output +-o ", text))
+
+
+@pytest.mark.parametrize("form", ["json", "yaml", "table"])
+def test_when_nobody_reads_on_it_ends_without_a_word(form: str) -> None:
+    """As ``head`` has enough: no error, and the exit code of what a closed pipe ends."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "services.cli.main", "plan", "-f", "examples/two-clusters.yaml", "-o", form]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_a_service_has_nothing_of_the_other_commands_in_memory() -> None:
