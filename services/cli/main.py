@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app = application(sys.argv[1:] if arguments is None else arguments)
         code = app(arguments, print_error=False, exit_on_error=False)
+        sys.stdout.flush()
     except* BrokenPipeError:
         # Whoever read has enough, as head does. What is still in the buffer is for nobody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

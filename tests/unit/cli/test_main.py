@@ -139,13 +139,21 @@ def test_a_form_of_output_has_a_short_name_too(words: tuple[str, ...], capsys) -
     assert ("--output" in text) == bool(re.search(r"--output +-o ", text))
 
 
-@pytest.mark.parametrize("form", ["json", "yaml", "table"])
-def test_when_nobody_reads_on_it_ends_without_a_word(form: str) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("-m", "services.cli.main", "plan", "-f", "examples/two-clusters.yaml", "-o", form) for form in ("json", "yaml", "table")),
+        ("-m", "services.cli.main", "trace", "--help"),
+        ("-c", "from services.cli import main; main.application = lambda _: lambda *_, **__: print('little'); main.main([])"),
+    ],
+    ids=["json", "yaml", "table", "help", "what is in the buffer still"],
+)
+def test_when_nobody_reads_on_it_ends_without_a_word(words: tuple[str, ...]) -> None:
     """As ``head`` has enough: no error, and the exit code of what a closed pipe ends."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "services.cli.main", "plan", "-f", "examples/two-clusters.yaml", "-o", form]
-    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    ended = subprocess.run([sys.executable, *words], env=environment, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (141, b"")
 
