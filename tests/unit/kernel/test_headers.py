@@ -80,3 +80,26 @@ def _outer(transport: bytes) -> headers.Packet:
     item = headers.packet(_NETWORK, transport)
     assert item is not None
     return item
+
+
+def test_what_is_cut_off_is_not_there() -> None:
+    """Anywhere in the transport's header and behind it: no field is made of less than its bytes, and nothing goes wrong."""
+    udp = bytes.fromhex("ca9fca9f00800000")
+    data, vxlan = udp + bytes.fromhex("04000000785634122a000000"), udp + bytes.fromhex("0800000000002a00")
+    for length in range(len(data) + 1):
+        item = _outer(data[:length])
+        assert (item.source_port, item.destination_port) == ((0xCA9F, 0xCA9F) if length >= 4 else (0, 0))
+        found, counter = headers.wireguard(item), 0x2A if length == 20 else None
+        assert found == (headers.WireguardHeader("data", 0x12345678, counter) if length >= 16 else None)
+        assert headers.tunnel(_outer(vxlan[:length]), "VXLAN") == (headers.TunnelHeader("VXLAN", 42) if length >= 16 else None)
+
+
+def test_tcp_has_flags_and_no_other_protocol() -> None:
+    """They are behind the ports and both numbers."""
+    transport = bytes.fromhex("04d20050000000010000000250120000")
+    found = {number: headers.packet(_NETWORK[:9] + bytes((number,)) + _NETWORK[10:], transport) for number in (6, 17, 132, 47)}
+    assert {number: item.flags for number, item in found.items() if item} == {6: 0x12, 17: 0, 132: 0, 47: 0}
+    assert {number: item.source_port for number, item in found.items() if item} == {6: 1234, 17: 1234, 132: 1234, 47: 0}
+    short = headers.packet(_NETWORK[:9] + b"\x06" + _NETWORK[10:], transport[:13])
+    assert short is not None
+    assert (short.destination_port, short.flags) == (80, 0)

@@ -86,3 +86,13 @@ def test_an_ipv6_fragment_says_what_it_is_of(offset: int, ports: tuple[int, int]
     assert (found.source_port, found.destination_port) == ports
     assert less is not None
     assert (less.fragment, less.protocol, less.ident) == (True, None, 0)
+
+
+def test_an_overlay_carries_either_family() -> None:
+    """As the frame says."""
+    six = b"\x60\0\0\0\0\x08\x11\x40" + bytes(15) + b"\x01" + bytes(15) + b"\x02" + struct.pack(">HHHH", 4000, 53, 8, 0)
+    packet = packet_of(outer(_VXLAN + bytes(12) + b"\x86\xdd" + six, 4789))
+    assert packet is not None
+    carried = inner_of(packet, "VXLAN")
+    assert carried is not None
+    assert (carried[1].source, carried[1].destination, carried[1].length, carried[1].destination_port) == ("::1", "::2", 48, 53)
