@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ def test_what_is_expected_is_a_whole_mesh() -> None:
         assert sorted(having(*words)) == sorted(hosts), words
 
 
+@pytest.mark.timeout(600)  # a minute of a processor's time, of which it may have to share
 @settings(max_examples=1000)
 @given(order=orders(rests=st.booleans()))
 def test_any_order_leads_to_the_same_kernels(order: list[tuple[Said, bool]]) -> None:
