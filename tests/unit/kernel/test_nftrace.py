@@ -74,3 +74,12 @@ def test_unknown_messages_attributes_and_verdicts_are_no_failure() -> None:
     assert list(trace_events(_message(a4="00000009", a6="00000001"))) == []
     (event,) = trace_events(odd)
     assert (event.verdict, event.tracked) == ("unknown", Tracked(0, None, is_reply=False))
+
+
+def test_what_is_no_trace_event_is_left_out() -> None:
+    """Messages of other kinds, cut off ones, and those without what a trace event always has."""
+    body = _INET + _attribute(4, bytes((0, 0, 0, 3))) + _attribute(6, bytes(4))
+    assert len(list(trace_events(message(_KIND, body, 0)))) == 1
+    without_id, strange = _INET + _attribute(4, bytes((0, 0, 0, 3))), _INET + _attribute(4, bytes((0, 0, 0, 9))) + _attribute(6, bytes(4))
+    for kind, other in ((_KIND + 1, body), (_KIND, body[:3]), (_KIND, b""), (_KIND, without_id), (_KIND, strange)):
+        assert list(trace_events(message(kind, other, 0))) == []

@@ -71,6 +71,7 @@ def test_whoever_names_no_overlay_has_nothing_shown() -> None:
     "fields,expected",
     [
         ({"protocols": ("icmp",)}, ["meta l4proto { icmp, icmpv6 }"]),
+        ({"sample": 2}, [f"@nh,40,8 {{ {', '.join(map(str, range(0, 256, 2)))} }}"]),
         ({"sample": 64}, ["@nh,40,8 { 0, 64, 128, 192 }"]),
         ({"sample": 128, "protocols": ("udp",)}, ["meta l4proto udp @nh,40,8 { 0, 128 }"]),
         ({"protocols": ("tcp", "udp")}, ["meta l4proto { tcp, udp }"]),
@@ -94,6 +95,12 @@ def test_a_family_with_one_address_has_no_rule() -> None:
     assert [(rule[0].selector, rule[0].values) for rule in Session(2, both).rules() if isinstance(rule[0], Match)] == [
         ("ip6 saddr", ("@flows6_2",))
     ]
+
+
+def test_ipv6_is_not_sampled() -> None:
+    """Its packets have no number of their own: where IPv4's is, there is something else."""
+    ipv6 = replace(WISH, flow=(Address("fd00:200::1"), Address("fd00:200::2")), sample=64)
+    assert texts(ipv6)[-1] == f"ip6 saddr @flows6_1 ip6 daddr @flows6_1 {INNER} meta nftrace set 1"
 
 
 def test_only_two_chains_have_rules() -> None:
