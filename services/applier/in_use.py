@@ -27,7 +27,7 @@ PERIOD_S = 5.0
 REST_S = 1.0
 """The least time between two looks."""
 _REST_SHARE = 50
-"""A look is followed by a rest of so many times its length."""
+"""A look is followed by a rest of so many times the processor's time that it took."""
 _JITTER = (0.8, 1.2)
 
 
@@ -50,26 +50,34 @@ class InUseWatch:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="in-use") as thread:
             while True:
                 self._hinted.clear()
-                started_s = time.monotonic()
-                await self._once(thread)
-                rest_s = max(REST_S, _REST_SHARE * (time.monotonic() - started_s))
-                await asyncio.sleep(rest_s)
+                cost_s = await self._once(thread)
+                await asyncio.sleep(max(REST_S, _REST_SHARE * cost_s))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(PERIOD_S * random.uniform(*_JITTER)):  # noqa: S311 - jitter, not a secret
                         await self._hinted.wait()
 
-    async def _once(self, thread: ThreadPoolExecutor) -> None:
+    async def _once(self, thread: ThreadPoolExecutor) -> float:
+        """Look once, as soon as no turn is under way; how much of the processor's time it took, in seconds."""
         await self._idle.wait()
         turns = self._turns()
-        try:
-            seen = await asyncio.get_running_loop().run_in_executor(thread, self._look)
-        except (OSError, MeshmarkError) as error:
-            _log.warning("in_use_unknown", error=str(error))
-            return
-        if self._idle.is_set() and self._turns() == turns:
+        seen, cost_s = await asyncio.get_running_loop().run_in_executor(thread, self._timed)
+        if isinstance(seen, Exception):
+            _log.warning("in_use_unknown", error=str(seen))
+        elif self._idle.is_set() and self._turns() == turns:
             self._tell(seen)
         else:
             self.hint()
+        return cost_s
+
+    def _timed(self) -> tuple[InUse | Exception, float]:
+        """What was seen, or why nothing was; and the time of this thread that it took. Waiting, as for others' locks, is no cost."""
+        began_s = time.thread_time()
+        seen: InUse | Exception
+        try:
+            seen = self._look()
+        except (OSError, MeshmarkError) as error:
+            seen = error
+        return seen, time.thread_time() - began_s
 
 
 def collisions(objects: Iterable[PlanObject], in_use: InUse) -> tuple[str, ...]:

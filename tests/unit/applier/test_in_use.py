@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,7 @@ from services.applier import in_use
 from services.applier.in_use import InUseWatch, collisions
 from services.kernel.events import KernelEvent
 from services.kernel.fake import FakeKernel
+from services.runtime import tasks
 from tests.firewalls import one_chain, rule
 from tests.topologies import ROME_GATEWAY, keys, settled_plans, two_clusters
 from tests.unit.applier.test_service import DEADLINE_S, GATEWAY_PLAN, PLAN, running
@@ -119,6 +122,48 @@ async def test_nobody_looks_during_a_turn() -> None:
         assert told.empty()
         idle.set()
         assert await told.get() == SEEN
+
+
+async def test_whoever_waits_takes_nobodys_time() -> None:
+    """Neither for a turn's end nor for the kernel: only for what a look costs, there is a rest after it."""
+    scene, idle = Scene(), asyncio.Event()
+    async with watching(scene, idle, [0]) as (watch, told):
+        await asyncio.sleep(0.3)
+        scene.gate.clear()
+        idle.set()
+        await scene.begins()
+        await asyncio.sleep(0.3)
+        scene.gate.set()
+        assert await told.get() == SEEN
+        watch.hint()
+        assert await told.get() == SEEN
+
+
+async def test_a_look_that_costs_much_is_followed_by_a_long_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty times as long, of the processor's time."""
+    rests: asyncio.Queue[float] = asyncio.Queue()
+
+    async def sleep(seconds: float) -> None:
+        rests.put_nowait(seconds)
+        await asyncio.Event().wait()
+
+    def look() -> InUse:
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < 0.05:
+            pass
+        return SEEN
+
+    idle = asyncio.Event()
+    idle.set()
+    monkeypatch.setattr(in_use, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    told: asyncio.Queue[InUse] = asyncio.Queue()
+    task = asyncio.create_task(InUseWatch(look, idle, lambda: 0, told.put_nowait).run())
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            assert await told.get() == SEEN
+            assert await rests.get() >= 50 * 0.05
+    finally:
+        await tasks.end([task])
 
 
 async def test_a_look_that_fails_is_tried_again() -> None:
