@@ -37,8 +37,9 @@ OTHER_S = 2.5
 AGAIN_S = 2.0
 """Between two greetings of one end."""
 LOOK_S = 0.1
-_REST_SHARE = 10
-"""A look is followed by a rest of so many times its length, if that is longer."""
+_REST_SHARE, _REST_MAX_S = 10, 1.0
+"""A look is followed by a rest of so many times its length, if that is longer; but a second is enough, since a look may have had to wait
+for a turn, and newcomers are new for seconds."""
 
 _log = structlog.get_logger()
 
@@ -138,7 +139,7 @@ class NewcomerWatch:
             while links := self._newcomers.links:
                 began_s = loop.time()
                 await self._look(links)
-                await asyncio.sleep(max(LOOK_S, _REST_SHARE * (loop.time() - began_s)))
+                await asyncio.sleep(min(_REST_MAX_S, max(LOOK_S, _REST_SHARE * (loop.time() - began_s))))
 
     async def _look(self, links: Collection[str]) -> None:
         for link in sorted(links):  # each for itself: of one device that does not answer nobody else's peers are to wait

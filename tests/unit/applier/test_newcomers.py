@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from types import SimpleNamespace
 
 import pytest
 
 from schemas.host_objects import WireguardLink, WireguardPeer
 from schemas.plan import Entry, HostPlan
 from schemas.values import Endpoint, Key, Name
-from services.applier.newcomers import AGAIN_S, CROSSED_S, NEW_S, OTHER_S, UNHEARD_S, Newcomers, NewcomerWatch
+from services.applier import newcomers
+from services.applier.newcomers import AGAIN_S, CROSSED_S, LOOK_S, NEW_S, OTHER_S, UNHEARD_S, Newcomers, NewcomerWatch
 from services.kernel.curve25519 import public_key
 from services.kernel.port import PeerSeen
+from services.runtime import tasks
 from services.runtime.errors import Transient
 
 LOW, MINE, HIGH = sorted(Key(public_key(bytes([number]) * 32)) for number in range(1, 4))
@@ -130,3 +133,30 @@ async def test_the_watch_greets_and_rests() -> None:
     assert await asyncio.wait_for(greeted.get(), 10) == (LINK, [HIGH])
     answered.set()
     watching.cancel()
+
+
+async def test_a_look_that_waits_for_a_turn_keeps_nobody_waiting_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest after it is a second at most, whatever it took."""
+    rests: asyncio.Queue[float] = asyncio.Queue()
+    waits = [0.3, 0.0]
+
+    async def sleep(seconds: float) -> None:
+        rests.put_nowait(seconds)
+        await asyncio.sleep(0)
+
+    async def peers(_: Collection[str]) -> dict[str, list[PeerSeen]]:
+        await asyncio.sleep(waits.pop(0) if waits else 60)
+        return {LINK: seen(HIGH)}
+
+    async def greet(link: str, keys: Collection[Key]) -> None:
+        pytest.fail(f"{keys} are greeted at once by {link}")
+
+    watch = NewcomerWatch(peers, greet)
+    monkeypatch.setattr(newcomers, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    watching = asyncio.create_task(watch.run())
+    watch.made(plan(HIGH))
+    try:
+        late, quick = [await asyncio.wait_for(rests.get(), 10) for _ in range(2)]
+        assert (late, LOOK_S <= quick <= late) == (1.0, True)
+    finally:
+        await tasks.end([watching])
