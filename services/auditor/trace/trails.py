@@ -2,6 +2,7 @@
 
 What holds events together, from the surest to what is inferred:
 
+- a packet's points on one host: the kernel's number of its passage (``exact``), whatever its addresses and ports become on the way;
 - outer packet to outer packet, host to host: WireGuard's receiver index and counter are the same bytes on both (``exact``);
 - inner packet to inner packet: protocol, ports, length, and IPv4's identification or an echo's number (``high``); without these two, as
   for UDP over IPv6, packets that are alike are told apart by their order alone (``inferred``);
@@ -143,20 +144,43 @@ def _surer(link: Link) -> Link:
 
 
 def _inner(ordered: Sequence[FlowEvent], ways_of: WaysOf, route: tuple[str, ...]) -> Iterator[Trail]:
-    """Events of the flow's own packets, by packet. A host that sees an equal packet at the same point again sees another one."""
-    possible = [(event, ways, event.corr) for event in ordered if event.corr and _is_inner(event) and (ways := ways_of(event))]
+    """Events of the flow's own packets, by packet. A host that sees an equal packet at the same point again sees another one.
+
+    What a host made of a packet, as by a translation of its source, is the packet's that its passage began with, and no other one's.
+    """
+    possible = [(event, ways_of(event), event.corr) for event in ordered if event.corr and _is_inner(event)]
     # Between two gateways, both ends may have the same address; elsewhere the packet shows which way it goes.
     certain = {corr.group: ways[0] for _, ways, corr in possible if len(ways) == 1}
+    found: list[Trail] = []
     under_way: dict[tuple[Way, str], list[Trail]] = {}
+    passing: dict[tuple[str, int], Trail | None] = {}
     for event, ways, corr in possible:
-        way = ways[0] if len(ways) == 1 else certain.get(corr.group, ways[0])
-        same = under_way.setdefault((way, corr.group), [])
-        trail = next((trail for trail in same if _fits(trail, event)), None)
-        if trail is None:
-            trail = Trail(way, corr, [], [], route)
-            same.append(trail)
+        passage = _passage(event)
+        if event.trace_observation_point.startswith("FROM_"):
+            passing.pop(passage, None)  # numbers recur
+        trail = passing.get(passage)
+        if passage in passing and trail is None:
+            continue
+        if trail is None or not _fits(trail, event):
+            if not ways:
+                passing[passage] = None
+                continue
+            way = ways[0] if len(ways) == 1 else certain.get(corr.group, ways[0])
+            trail = next((same for same in under_way.get((way, corr.group), ()) if _fits(same, event)), None)
+            if trail is None:
+                trail = Trail(way, corr, [], [], route)
+                found.append(trail)
         trail.seen.append(event)
-    yield from sorted((trail for same in under_way.values() for trail in same), key=lambda trail: trail.seen[0].time)
+        passing[passage] = trail
+        same = under_way.setdefault((trail.way, corr.group), [])
+        if trail not in same:
+            same.append(trail)
+    yield from sorted(found, key=lambda trail: trail.seen[0].time)
+
+
+def _passage(event: FlowEvent) -> tuple[str, int]:
+    """Which packet it is in a host's stack, as the kernel numbers them; by itself where no number is told."""
+    return (event.node_name, event.nft.trace_id) if event.nft is not None else (event.uuid, 0)
 
 
 def _is_inner(event: FlowEvent) -> bool:

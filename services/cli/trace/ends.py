@@ -35,9 +35,9 @@ class End(Struct, frozen=True):
     seen: tuple[Address, ...] = ()
     shared: tuple[Address, ...] = ()
 
-    def has(self, *addresses: str) -> bool:
-        """Whether all of them are this end's, but for empty ones."""
-        return all(address in self.addresses or address in self.seen for address in addresses if address)
+    def has(self, address: str) -> bool:
+        """Whether it is this end's."""
+        return address in self.addresses or address in self.seen
 
     def is_told_apart(self, *addresses: str) -> bool:
         """Whether one of them is nobody else's; always where it shares none."""
@@ -57,12 +57,12 @@ class Session(Struct, frozen=True):
         return tuple(map(str, self.hosts))
 
     def ways(self, event: FlowEvent) -> tuple[Way, ...]:
-        """Which way a packet of the flow may go; none for any other packet."""
+        """Which way a packet of the flow may go, by where it comes from and where it ends, whatever is translated; none for any other."""
         if event.ip is None:
             return ()
-        sources, destinations = (event.ip.source, event.ip.source_xlated), (event.ip.destination, event.ip.destination_xlated)
-        forward = self.source.has(*sources) and self.destination.has(*destinations)
-        reply = self.destination.has(*sources) and self.source.has(*destinations)
+        source, destination = event.ip.source, event.ip.destination_xlated or event.ip.destination
+        forward = self.source.has(source) and self.destination.has(destination)
+        reply = self.destination.has(source) and self.source.has(destination)
         found: tuple[tuple[bool, Way], ...] = ((forward, "forward"), (reply, "reply"))
         return tuple(way for holds, way in found if holds)
 
@@ -224,7 +224,10 @@ def _between(state: State, here: End, there: End) -> tuple[Attachment, ...]:
 
 
 def _exits(state: State, allocations: Allocations, here: End, there: End) -> dict[HostId, Address]:
-    """The nodes through which policies let a pod out to somebody outside, with the address as which it leaves; in mid-move all of them."""
+    """The nodes that let a pod out to somebody outside, with the address as which it leaves: those of policies, in mid-move all of them.
+
+    Without a policy it is its own node, which mostly gives it its address.
+    """
     pod, outside = (here, there) if there.host is None else (there, here)
     if pod.host is None or outside.host is not None:
         return {}
@@ -233,7 +236,9 @@ def _exits(state: State, allocations: Allocations, here: End, there: End) -> dic
     if any(prefix.covers(to) for prefix in inside(state.clusters[cluster], seen)):
         return {}
     node = state.nodes[cluster].get(pod.host.name)
-    nodes_own = set(_senders(state, allocations, node)) if node is not None else set()  # among its pods', but led nowhere
+    if node is None:
+        return {}
+    nodes_own = {*node.addresses, *_senders(state, allocations, node)}  # some are among its pods', but led nowhere
     led = [address for address in pod.addresses if address.family == to.family and address not in nodes_own]
     found: dict[HostId, Address] = {}
     for item in state.egress[cluster].values():
@@ -242,6 +247,9 @@ def _exits(state: State, allocations: Allocations, here: End, there: End) -> dic
             for name in sorted(egress.exits(allocations.way(state, item), item)):
                 if address := egress.source(state.nodes[cluster][name], item, to.family):
                     found[HostId(cluster, name)] = address
+    own = next((address for address in node.addresses if address.family == to.family), None)
+    if led and not found and own is not None:
+        found[pod.host] = own
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from schemas.flow import Correlation, FlowEvent
+from schemas.flow import IP, Correlation, FlowEvent, NftPlace, PointName
 from services.auditor.trace.trails import Trail, Way, trails
 from services.auditor.trace.verdicts import courses, crossings
 from tests.unit.auditor.trace.packets import BEYOND, HERE, THERE, at, found, outer, wrapped
@@ -149,3 +149,50 @@ def test_an_overlay_packet_that_was_not_shown_carries_nothing_that_did_not_come_
     blind = replace(wrapped(THERE, 1), ip=None, l4=None, corr=None, length=134)
     assert [trail.outer for trail in found(blind, at("TO_ENDPOINT", THERE, 2))] == [[]]
     assert [len(trail.outer) for trail in found(blind, at("FROM_OVERLAY", THERE, 2))] == [1]
+
+
+def passed(point: PointName, ms: int, number: int, *, group: str = "a", source: str = "10.0.0.1", node: str = HERE) -> FlowEvent:
+    """A packet at a point of a passage that the kernel numbers."""
+    made = at(point, node, ms, group)
+    return replace(made, ip=IP(source, "10.0.0.2", "IPv4"), nft=NftPlace(number), uuid=f"{made.uuid} {number}")
+
+
+def ours(event: FlowEvent) -> tuple[Way, ...]:
+    """A flow from one address, or from what its node gives it."""
+    return ("forward",) if event.ip and event.ip.source in ("10.0.0.1", "172.18.0.11") else ()
+
+
+def test_what_a_host_makes_of_a_packet_is_the_same_packet() -> None:
+    """Whatever its source and its port become, known or not; and where it comes to another host, that is found by what it has become."""
+    for source in ("172.18.0.11", "192.0.2.9"):
+        sent = [passed("FROM_ENDPOINT", 0, 7), passed("TO_NETWORK", 1, 7, group="b", source=source)]
+        came = passed("FROM_NETWORK", 2, 9, group="b", source="10.0.0.1", node=THERE)
+        (trail,) = trails([*sent, came], ours, (HERE, THERE))
+        assert trail.seen == [*sent, came]
+    dropped = replace(passed("UNKNOWN_POINT", 1, 7, group="b", source="192.0.2.9"), verdict="DROPPED")
+    (trail,) = trails([passed("FROM_ENDPOINT", 0, 7), dropped], ours, (HERE, THERE))
+    assert trail.is_dropped
+
+
+def test_what_a_host_makes_of_another_packet_is_none_of_the_flow() -> None:
+    """Though it then looks as if it were: a pod's packet with its node's address. A number that comes again is another packet's."""
+    others = [passed("FROM_ENDPOINT", 0, 7, source="10.0.0.9"), passed("TO_NETWORK", 1, 7, source="172.18.0.11")]
+    own = [passed("FROM_HOST", 2, 7, source="172.18.0.11"), passed("TO_NETWORK", 3, 7, source="172.18.0.11")]
+    assert [trail.seen for trail in trails([*others, *own], ours, (HERE, THERE))] == [own]
+    assert [trail.seen for trail in trails([*own, *others], ours, (HERE, THERE))] == [own]
+
+
+def test_a_packet_of_a_number_that_comes_again_is_not_the_one_before() -> None:
+    """Of which nothing more was told: as one that was dropped where nobody saw it."""
+    first, second = passed("FROM_ENDPOINT", 0, 7), [passed("FROM_ENDPOINT", 5, 7, group="b"), passed("TO_NETWORK", 6, 7, group="b")]
+    assert [trail.seen for trail in trails([first, *second], ours, (HERE, THERE))] == [[first], second]
+    other = passed("FROM_HOST", 5, 7, group="b", source="172.18.0.11")
+    assert [trail.seen for trail in trails([first, other], ours, (HERE, THERE))] == [[first], [other]]
+
+
+def test_equal_packets_are_followed_each_to_the_next_host() -> None:
+    """As retransmissions; and where their beginnings were lost, a number that comes again is another packet."""
+    events = [at("FROM_ENDPOINT"), at("FROM_ENDPOINT", ms=1), at("FROM_CRYPTO", THERE, 2), at("FROM_CRYPTO", THERE, 3)]
+    assert [len(trail.seen) for trail in found(*events)] == [2, 2]
+    again = [passed("TO_NETWORK", 0, 7), passed("TO_NETWORK", 1, 7, group="b")]
+    assert [trail.seen for trail in trails(again, ours, (HERE, THERE))] == [[again[0]], [again[1]]]

@@ -40,7 +40,7 @@ def test_a_service_is_the_far_ends_address_for_who_dials_it() -> None:
     wanted = between("rome/shop", "milan/bank", Address("10.96.0.1"))
     (wish,) = set(wanted.hosts.values())
     assert wish.flow == ("10.200.1.10", "10.63.1.10", "10.61.1.10", "10.96.0.1")
-    assert wanted.destination.has("10.96.0.1", "10.200.1.10")
+    assert wanted.destination.has("10.96.0.1")
     assert not wanted.source.has("10.96.0.1")
 
 
@@ -102,6 +102,8 @@ def test_a_policy_for_some_destinations_leads_no_other_flow_out() -> None:
     to_bank = outside("rome/stock", "198.51.100.7")
     assert (to_bank.route, to_bank.source.seen) == (("rome/worker-2", "rome/worker-3"), ("192.0.2.9",))
     assert outside("rome/stock", "192.0.2.50").route == ("rome/worker-2",)
+    own = [outside("rome/stock", "192.0.2.50").source, outside("2001:db8:99::50", "rome/stock").destination]
+    assert [(end.seen, end.shared) for end in own] == [(("172.18.0.12",),) * 2, (("2001:db8:18::12",),) * 2], "as its own node masquerades"
     assert outside("rome/post", "198.51.100.7").route == ("rome/worker-3",)
     assert outside("rome/shop", "rome/post").route == ("rome/worker-1", "rome/worker-3")
 
@@ -115,6 +117,21 @@ def test_what_is_not_allocated_yet_is_waited_for(missing: str) -> None:
     del known[HostId("rome", "worker-2")]
     with pytest.raises(Transient, match=f"rome/worker-2 has no {missing} yet.*again in a moment"):
         session(core.state, core.allocations, ("rome/shop", "rome/post"), None, 30)
+
+
+def test_a_packet_goes_from_where_it_comes_from_to_where_it_ends() -> None:
+    """What its source becomes is nobody's concern, nor which address was dialled; what either end is not, is of no flow of theirs."""
+    wanted, stranger = between("rome/shop", "10.200.2.99"), "192.0.2.9"
+
+    def ways(source: str, source_becomes: str, dialled: str, destination: str) -> tuple[str, ...]:
+        ip = IP(source, dialled, "IPv4", source_becomes, destination if destination != dialled else "")
+        return wanted.ways(replace(seen(0, source, dialled, "a"), ip=ip))
+
+    assert ways("10.200.1.10", stranger, "10.200.2.99", "10.200.2.99") == ("forward",)
+    assert ways("10.200.1.10", "", stranger, "10.200.2.99") == ("forward",)
+    assert ways("10.200.2.99", stranger, stranger, "10.200.1.10") == ("reply",)
+    assert ways(stranger, "10.200.1.10", "10.200.2.99", "10.200.2.99") == ()
+    assert ways("10.200.1.10", "", "10.200.2.99", stranger) == ()
 
 
 @pytest.mark.parametrize("name", ["rome/worker-1", "10.200.1.1"])
